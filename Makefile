@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-all sim jetstream fuzz chaos soak bench demo format clean java python
+.PHONY: help install console check test test-all sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,8 +29,16 @@ $(STAMP): pyproject.toml | python
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@NATSLOG_JAR_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python connector/jvm/build.py
+	@$(BIN)/python console/build.py
 	@touch $@
+
+jar: $(STAMP) ## the columnar reader for Spark (needs a JDK); `make install` builds it too
+	@$(BIN)/python connector/jvm/build.py
+
+console: $(STAMP) ## the libraries of the console in the browser (needs npm); `make install` copies them too
+	@$(BIN)/python console/build.py
 
 check: $(STAMP) ## format, lint, types, layering
 	$(BIN)/ruff format --check .
@@ -43,10 +51,10 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: java $(STAMP) ## the tests, with real NATS and real Spark, in minutes (ARGS="tests/unit -k recovery" for some)
+test: java jar console ## the tests, with real NATS and real Spark, in minutes (ARGS="tests/unit -k recovery" for some)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases test)
 
-test-all: java $(STAMP) ## the long tests, which `make test` leaves out: with it, all of them
+test-all: java jar console ## the long tests, which `make test` leaves out: with it, all of them
 	@$(BIN)/python -m tests.phases test-all
 
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
@@ -61,14 +69,24 @@ fuzz: $(STAMP) ## every parser of foreign bytes, coverage-guided: MINUTES=10 eac
 chaos: $(STAMP) ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-soak: java $(STAMP) ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
+soak: java jar ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+notebooks: java $(STAMP) ## run notebooks/, and store what they print and draw
+	@$(BIN)/python -m tests.notebooks
 
 bench: java $(STAMP) ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv; TLS=1: with TLS, users, tokens)
-	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)") $(if $(TLS),--tls)
+site: $(STAMP) ## the documentation with a reference of the Python API, as pages: build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "open build/site/index.html"
+
+sbom: $(STAMP) ## what is installed with natslog, as CycloneDX: dist/natslog.cdx.json
+	@mkdir -p dist && $(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/natslog.cdx.json $(BIN)/python
+	@echo "wrote dist/natslog.cdx.json"
+
+demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv; TLS=1: with TLS, users, tokens; KEEP=1)
+	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)") $(if $(TLS),--tls) $(if $(KEEP),--keep)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis .schemathesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .test-results .hypothesis .schemathesis build dist connector/pyspark_natslog/jars

@@ -3,6 +3,7 @@
     python spark_jobs/demo.py                          live telemetry of this host
     python spark_jobs/demo.py --file earthquakes.csv   the rows of a CSV file
     python spark_jobs/demo.py --tls                    with TLS, users, tokens and access rules (`demo_tls`)
+    python spark_jobs/demo.py --keep                   keeps the broker and its console until ^C
 
 Theory of operation. Everything is started as a user would start it, as processes of its own on free ports, with state
 and logs in a temporary folder:
@@ -13,7 +14,8 @@ and logs in a temporary folder:
 4. `detect_and_publish.py` reads `events` and publishes windows in which a measurement reached the threshold. Live, it
    runs as the endless query that it is, until its alerts are in stream `alerts`, and is then stopped by SIGTERM.
 5. `stream_to_console.py` shows the newest events, 6. `backfill_to_parquet.py` copies the first half of them, by time.
-7. The alerts are read from their stream and shown.
+7. The alerts are read from their stream and shown. 8. Plots of what was recorded, in the terminal and as an image
+   (`demo_plot`), and where to look next.
 
 Without `--threshold`, the threshold is a quantile of the published measurements (live: the highest tenth of the first
 cpu measurements; file: the highest hundredth), so that some reach it and there are alerts.
@@ -25,6 +27,7 @@ that it started, by its id.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import itertools
 import json
@@ -42,6 +45,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
+from demo_plot import Plot, bars, can_show_blocks, draw, points_of, windows_of
 from demo_stage import STEP_WITHIN_S, DemoFailed, Stage, job, natslog, open_stage
 from demo_tls import Secured
 from fields import as_number, measurement_field, source_field
@@ -55,20 +59,22 @@ from natslog.times import format_timestamp_us
 
 EVENTS, ALERTS = "events", "alerts"
 ALERT_SUBJECT = "alerts.threshold"
-STEPS = 7
+STEPS = 8
 SHOWN_ROWS = 8
 
 START_WITHIN_S = 60.0
 SAMPLE_EVERY_S = 0.25
 SAMPLED_CSV_ROWS = 100_000
+IMAGE = Path(__file__).resolve().parents[1] / "build" / "demo.png"
 
 out = Console(highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the streaming job detects, and the reason for the threshold."""
+    """What the streaming job detects, and the reason for the threshold. `prefix`: how its subjects begin."""
 
+    prefix: str
     field: str
     group_field: str | None
     threshold: float
@@ -154,8 +160,8 @@ class TelemetryPublisher:
         self._stop.set()
         self._thread.join()
 
-    def wait_for_rows(self, seconds: float) -> None:
-        """Waits for this time while the thread publishes. Raises what stopped it."""
+    def wait_for_rows(self, seconds: float | None) -> None:
+        """Waits for this time, or without end, while the thread publishes. Raises what stopped it."""
         self._thread.join(seconds)
         self.check()
 
@@ -201,7 +207,9 @@ def watch_of_csv(path: Path, arguments: argparse.Namespace) -> Watch:
     if measured is None or not numbers:
         raise DemoFailed(f"{path} has no numeric column{f' {measured}' if measured else ''}: choose one with --field")
     group = arguments.group_field or source_field(rows)
-    return Watch(measured, group, *threshold_of(numbers, 0.99, "99 of 100 rows are below", arguments.threshold))
+    return Watch(
+        f"{EVENTS}.", measured, group, *threshold_of(numbers, 0.99, "99 of 100 rows are below", arguments.threshold)
+    )
 
 
 def threshold_of(numbers: Sequence[float], part: float, why: str, given: float | None) -> tuple[float, str]:
@@ -241,7 +249,7 @@ def detect_command(stage: Stage, watch: Watch, *more: str) -> list[str]:
 def detect_live(stage: Stage, watch: Watch, publisher: TelemetryPublisher) -> None:
     """Runs the endless query until alerts are recorded, then stops it by SIGTERM."""
     child = stage.start(
-        "detect", detect_command(stage, watch, "--subject-filter", f"{EVENTS}.cpu.*", "--window", "5s", "--late", "1s")
+        "detect", detect_command(stage, watch, "--subject-filter", f"{watch.prefix}*", "--window", "5s", "--late", "1s")
     )
     with stage.client() as client:
 
@@ -291,8 +299,8 @@ def backfill(stage: Stage) -> str:
     return said[-1].partition(f" to {output}")[0] if said else f"{rows} rows"
 
 
-def show_alerts(stage: Stage) -> int:
-    """The alerts, read from their stream; how many there are."""
+def show_alerts(stage: Stage) -> list[dict[str, Any]]:
+    """The alerts, read from their stream."""
     with stage.client() as client:
         values = [value for batch in client.read(ALERTS) for value in batch.column("value").to_pylist()]
     found = [json.loads(value) for value in values]
@@ -306,33 +314,83 @@ def show_alerts(stage: Stage) -> int:
     out.print(table)
     if len(found) > SHOWN_ROWS:
         out.print(f"... and {len(found) - SHOWN_ROWS} more")
-    return len(found)
+    return found
+
+
+def show_plots(stage: Stage, watch: Watch, alerts: list[dict[str, Any]], image: Path) -> None:
+    """The measurements with the alerts, in the terminal and as an image."""
+    with stage.client() as client:
+        points = points_of(client, EVENTS, watch.prefix, watch.field, watch.group_field)
+    plot = Plot(points, windows_of(alerts), watch.field, watch.threshold)
+    out.print(bars(plot, can_show_blocks(out)))
+    draw(plot, image)
+    out.print(f"      as an image, with each source: {shown_path(image)}")
+
+
+def shown_path(path: Path) -> str:
+    """As the reader of the terminal can use it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+NEXT = (
+    (".venv/bin/natslog dev", "such servers to keep, console: http://127.0.0.1:9292/"),
+    ("make demo KEEP=1", "this demo, with its console open until ^C"),
+    ("README.md", "the first stream and query, step by step"),
+    ("notebooks/", "live stream, backfill and lag, with their plots"),
+    ("docs/SPARK.md", "all options and recipes; programs: spark_jobs/"),
+    ("docs/OPERATIONS.md", "clusters, security, alerts; make site: as web pages"),
+)
+
+
+def show_next() -> None:
+    """Where to look next."""
+    table = Table(box=None, pad_edge=False, show_header=False, title="look next at", title_justify="left")
+    for place, what in NEXT:
+        table.add_row(f"  {place}", what)
+    out.print(table)
+
+
+def keep(stage: Stage, is_live: bool) -> None:
+    """Until ^C; telemetry is published meanwhile."""
+    out.print(f"[bold]console: {stage.servers}/[/], NATS: {stage.nats_url}; ^C ends them")
+    if stage.options.token_file is not None:
+        out.print(f"      sign in with {stage.options.token_file}; the CA is {stage.options.tls_ca_file}")
+    with contextlib.suppress(KeyboardInterrupt):
+        if is_live:
+            with TelemetryPublisher(stage) as publisher:
+                publisher.wait_for_rows(None)
+        else:
+            threading.Event().wait()
 
 
 # ---- all steps ----
 
 
-def detect_on_file(stage: Stage, arguments: argparse.Namespace) -> None:
-    """Steps 3 and 4 with a file."""
+def detect_on_file(stage: Stage, arguments: argparse.Namespace) -> Watch:
+    """Steps 3 and 4 with a file; what was detected."""
     watch = watch_of_csv(arguments.file, arguments)
     say(3, f"publishing the rows of {arguments.file.name} with natslog pub")
     out.print(f"      {publish_csv(stage, arguments.file, watch)}")
     announce_detection(watch)
     stage.run("detect", detect_command(stage, watch, "--available-now", "--emit", "early"))
+    return watch
 
 
-def detect_on_telemetry(stage: Stage, arguments: argparse.Namespace) -> None:
-    """Steps 3 and 4 with what this host does now."""
+def detect_on_telemetry(stage: Stage, arguments: argparse.Namespace) -> Watch:
+    """Steps 3 and 4 with what this host does now; what was detected."""
     say(3, f"publishing telemetry of this host: cpu, memory, disk, network, every {SAMPLE_EVERY_S:g} s")
     with TelemetryPublisher(stage) as publisher:
         publisher.wait_for_rows(arguments.seconds)
         if not publisher.percents:
             raise DemoFailed(f"no telemetry was stored within {arguments.seconds:g} s: set --seconds 10")
         why = f"the highest tenth of the first {len(publisher.percents)}"
-        watch = Watch("percent", None, *threshold_of(publisher.percents, 0.9, why, arguments.threshold))
+        watch = Watch(
+            f"{EVENTS}.cpu.", "percent", None, *threshold_of(publisher.percents, 0.9, why, arguments.threshold)
+        )
         out.print(f"      {publisher.rows} events acked so far; publishing continues while Spark reads")
         announce_detection(watch)
         detect_live(stage, watch, publisher)
+    return watch
 
 
 def announce_detection(watch: Watch) -> None:
@@ -364,16 +422,20 @@ def play(stage: Stage, arguments: argparse.Namespace) -> None:
         secured.permit()
         for line in [*secured.identities(), *secured.check_refusals()]:
             out.print(f"      {line}")
-    (detect_on_file if arguments.file else detect_on_telemetry)(stage, arguments)
+    watch = (detect_on_file if arguments.file else detect_on_telemetry)(stage, arguments)
     say(5, "Spark: the newest events on the console (stream_to_console.py)")
     show_events(stage)
     say(6, "Spark: the first half of the events, by time, to Parquet (backfill_to_parquet.py)")
     out.print(f"      {backfill(stage)}")
     say(7, f"alerts that Spark published to {ALERT_SUBJECT}, from stream {ALERTS}")
-    if not show_alerts(stage):
+    if not (alerts := show_alerts(stage)):
         raise DemoFailed(
             f"no measurement reached the threshold, so there are no alerts; see {stage.log_path('detect')}"
         )
+    say(8, f"{watch.field} while events were recorded (UTC), and where alerts are")
+    show_plots(stage, watch, alerts, arguments.plot)
+    if arguments.keep:
+        keep(stage, is_live=arguments.file is None)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -390,7 +452,13 @@ def parse_arguments() -> argparse.Namespace:
         "--seconds", type=float, default=5.0, help="how long telemetry is published before Spark starts (default: 5)"
     )
     parser.add_argument("--tls", action="store_true", help="with TLS, users of NATS, tokens and access rules")
+    parser.add_argument(
+        "--plot", type=Path, default=IMAGE, metavar="FILE",
+        help="the image that is written: PNG, SVG or PDF (default: build/demo.png in the checkout)",
+    )  # fmt: skip
+    parser.add_argument("--keep", action="store_true", help="keep the broker and its console until ^C")
     arguments = parser.parse_args()
+    arguments.plot.parent.mkdir(parents=True, exist_ok=True)
     if (arguments.field or arguments.group_field) and not arguments.file:
         parser.error("--field and --group-field are for --file")
     return arguments
@@ -408,6 +476,7 @@ def main() -> int:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
     out.print(f"[bold green]done[/] in {time.monotonic() - started:.0f} s; all processes of the demo have been stopped")
+    show_next()
     return 0
 
 

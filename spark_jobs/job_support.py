@@ -17,12 +17,14 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from job_credentials import add_broker_login, broker_login, client_options
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -222,10 +224,20 @@ def time_us(text: str) -> int:
 
 
 @contextmanager
-def spark_session(name: str, arguments: argparse.Namespace, stop: StopRequest) -> Iterator[SparkSession]:
-    """A session for one job: local unless spark-submit sets a master, times in UTC, a shuffle partition per core."""
+def spark_session(
+    name: str, arguments: argparse.Namespace, stop: StopRequest, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[SparkSession]:
+    """A session for one job: local unless spark-submit sets a master, times in UTC, a shuffle partition per core.
+
+    Args:
+        settings: where spark-submit sets nothing else.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.appName(name).getOrCreate()
+    builder, given = SparkSession.builder.appName(name), SparkConf()
+    for key, value in settings.items():
+        if not given.contains(key):
+            builder = builder.config(key, value)
+    spark = builder.getOrCreate()
     stop.install()
     try:
         spark.sparkContext.setLogLevel(arguments.spark_log_level)

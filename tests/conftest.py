@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from natslog import tracing
 from natslog.arrow import ipc
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
@@ -21,6 +22,9 @@ from natslog.model import BrokerId, StreamSettings
 from natslog.nats_server import NatsServer
 from natslog.node.cluster_clock import ClusterClock, StreamTime
 from tests.harness import BrokerProcess
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 STREAM_ID = "ab" * 16
 GOLDEN = Path(__file__).parent / "golden"
@@ -137,3 +141,17 @@ def client(broker: BrokerProcess) -> NatslogClient:
 @pytest.fixture
 def log_folder(tmp_path: Path) -> Path:
     return tmp_path / "log"
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    """The spans of this process, once they have ended."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.use(provider)
+    yield exporter
+    tracing.use(None)

@@ -7,8 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -48,21 +49,29 @@ def plain_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in _KEPT or name.startswith("PIP_") or name.lower().endswith("_proxy")
     }
-    return kept | {"PATH": f"{sys.base_prefix}/bin:{_SYSTEM_PATH}"}
+    pip = {"PIP_NO_COMPILE": "1"}  # most of what is installed is not imported
+    return kept | pip | {"PATH": f"{sys.base_prefix}/bin:{_SYSTEM_PATH}"}
 
 
 @contextmanager
-def own_network(*ports: int) -> Iterator[list[str]]:
+def own_network(*ports: int, hosts: Path | None = None) -> Iterator[list[str]]:
     """What commands begin with to run in a network namespace of their own, where all ports are free. Without the right
-    to make one: nothing, where the ports are free, and the test is skipped where they are not.
+    to make one: nothing, where the ports are free, and the test is skipped where they are not, or with `hosts`.
+
+    Args:
+        hosts: what these commands see as `/etc/hosts`.
     """
-    command = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep infinity"]
+    names = "" if hosts is None else f"mount --bind {hosts} /etc/hosts && "
+    script = f"ip link set lo up && {names}echo up && exec sleep infinity"
+    command = ["unshare", "--net", "--mount", "sh", "-c", script]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
     try:
         assert holder.stdout is not None
         if holder.stdout.readline() == "up\n":
-            yield ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+            yield ["nsenter", f"--net=/proc/{holder.pid}/ns/net", f"--mount=/proc/{holder.pid}/ns/mnt", "--wd=."]
             return
+        if hosts is not None:
+            pytest.skip("names of hosts of its own need root")
         taken = [port for port in ports if is_listening(port)]
         if taken:
             pytest.skip(f"a network namespace needs root, and port {taken[0]} is taken")
@@ -76,10 +85,10 @@ class Terminal:
     """A shell in `folder` that runs one command after another. It ends with its `with` block.
 
     Args:
-        prefix: what the shell's own command begins with (`own_network`).
+        prefix: what the shell's own command begins with (`own_network`). variables: further ones of its environment.
     """
 
-    def __init__(self, folder: Path, prefix: list[str]) -> None:
+    def __init__(self, folder: Path, prefix: list[str], variables: Mapping[str, str] = {}) -> None:
         self._shell = subprocess.Popen(
             [*prefix, "bash", "--noprofile", "--norc"],
             stdin=subprocess.PIPE,
@@ -87,7 +96,7 @@ class Terminal:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=folder,
-            env=plain_environment(),
+            env=plain_environment() | variables,
             preexec_fn=end_with_parent,
         )
 
@@ -123,10 +132,17 @@ def _compare(command: Command, output: str) -> None:
     assert command.is_answered_by(output), f"$ {command.text}\n{output}\n--- README says:\n{printed}"
 
 
+_terminals = count(2)
+
+
 @contextmanager
-def left_running(command: Command, folder: Path, prefix: list[str]) -> Iterator[None]:
-    """In a terminal of its own, from when it has printed what README says until ^C, which must end it cleanly."""
-    log = folder.parent / "second-terminal.log"
+def left_running(
+    command: Command, folder: Path, prefix: list[str], variables: Mapping[str, str] = {}, exit_code: int = 0
+) -> Iterator[Path]:
+    """In a terminal of its own, from when it has printed what README says until ^C, which must end it with this code.
+    Yields the file that has its output.
+    """
+    log = folder.parent / f"terminal-{next(_terminals)}.log"
     with open(log, "wb") as out:
         process = subprocess.Popen(
             [*prefix, "bash", "--noprofile", "--norc", "-c", f"exec {command.text}"],
@@ -134,20 +150,20 @@ def left_running(command: Command, folder: Path, prefix: list[str]) -> Iterator[
             stdout=out,
             stderr=out,
             cwd=folder,
-            env=plain_environment(),
+            env=plain_environment() | variables,
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
     try:
         eventually(
-            lambda: log.read_text().count("\n") >= len(command.output) or process.poll() is not None,
+            lambda: command.is_answered_by(log.read_text()) or process.poll() is not None,
             _READY_WITHIN_S,
             f"the output of {command.text!r} in {log}",
         )
         _compare(command, log.read_text())
-        yield
+        yield log
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(_STOP_WITHIN_S) == 0, log.read_text()
+        assert process.wait(_STOP_WITHIN_S) == exit_code, log.read_text()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -38,6 +38,7 @@ class Block:
         before: the paragraph that precedes it, in one line.
         heading: the nearest one above it, as written in Markdown.
         line: the number of its first line in the page, from 1.
+        object: what has it in its docstring, where the page is made of docstrings.
     """
 
     language: str
@@ -45,6 +46,7 @@ class Block:
     before: str
     heading: str
     line: int
+    object: str = ""
 
     @property
     def text(self) -> str:
@@ -58,6 +60,12 @@ class Block:
     @property
     def is_left_running(self) -> bool:
         return "in a second terminal" in self.before.lower()
+
+    @property
+    def shell_lines(self) -> list[str]:
+        """The commands of an `sh` block, in one line each, with their comments."""
+        lines = self.text.replace("\\\n", "").splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
 
     @property
     def commands(self) -> list[Command]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
+from natslog.log_events import LEVELS, Format
 from natslog.subjects import check_name, check_subject
 from natslog.units import parse_duration_s, parse_size_bytes
 from natslog.urls import normal_url, without_secrets
@@ -86,6 +87,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster_secret_file: str | None = None
     peer_urls: tuple[str, ...] = ()
     log_level: str = "info"
+    log_format: Format = "text"
 
     def __repr__(self) -> str:
         """Without user and password of URLs."""
@@ -165,7 +167,6 @@ _MAY_BE_OFF = {"scrub_interval_s"}
 _URLS = {"nats_url", "nats_leaf_url", "advertise_url", "seeds", "peer_urls"}
 _LOGIN = ("creds_file", "nkey_file", "user", "user_file", "password_file", "token_file")
 _TLS_OF_NATS = ("tls_ca_file", "tls_cert_file", "tls_key_file", "tls_handshake_first")
-_LEVELS = ("debug", "info", "warning", "error")
 _CLIENT_CERTS = ("optional", "required")
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
 SETTINGS = tuple(BrokerConfig.__struct_fields__)
@@ -230,8 +231,8 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
         config = msgspec.convert(settings, BrokerConfig, strict=False)
     except (msgspec.ValidationError, InvalidRequest) as error:
         raise ConfigError(f"invalid setting: {error}") from error
-    if config.log_level not in _LEVELS:
-        raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(_LEVELS)}")
+    if config.log_level not in LEVELS:
+        raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(LEVELS)}")
     if not 0 <= config.http_port <= 65535:
         raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
     for prefix in config.ack_reply_prefixes:

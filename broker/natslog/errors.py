@@ -66,7 +66,9 @@ class SettingsConflict(NatslogError):
 
 
 class RemovalDenied(NatslogError):
-    """The stream is protected against the removal of messages (`deny_purge`, `deny_delete`); nothing was removed."""
+    """The stream is protected against this removal (`deny_purge`, `deny_delete`, `prevent_delete`); nothing was
+    removed.
+    """
 
     code, status = "removal_denied", 409
 
@@ -369,6 +371,20 @@ class MigrationFailed(NatslogError):
     code = "migration_failed"
 
 
+class TableConflict(NatslogError):
+    """Another process has written to the table what this one was about to write, or the table belongs to another
+    stream: run one process for a table.
+    """
+
+    code, status = "table_conflict", 409
+
+
+class TableFailed(NatslogError):
+    """The table cannot be read or written: correct what the message states. What was committed before is intact."""
+
+    code, retriable = "table_failed", True
+
+
 class NotReady(NatslogError):
     """The broker is starting and has not loaded its streams yet: repeat the request in a moment."""
 
@@ -396,7 +412,7 @@ class NatsLoginRefused(NatsUnavailable):
 class PublishFailed(NatslogError):
     """Messages could not be published, or were not acked; the facts name them."""
 
-    code = "publish_failed"
+    code, status = "publish_failed", 502
 
 
 class DataDirError(NatslogError):

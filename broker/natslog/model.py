@@ -74,7 +74,9 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             the limit per subject the oldest one of the subject goes. max_message_bytes: of headers and payload
             together. deny_delete, deny_purge: single messages are not deleted, the stream is not purged; once set, they
             remain set. allow_rollup: messages with the header `Nats-Rollup` remove older ones. placement_tags: of the
-            brokers that may hold replicas. jetstream: of streams that were created or changed by the JetStream API.
+            brokers that may hold replicas. prevent_delete: the stream is not deleted until it is turned off.
+            managed_by: the declaration (`natslog apply`) that may delete the stream. jetstream: of streams that were
+            created or changed by the JetStream API.
     """
 
     subject: str
@@ -99,6 +101,8 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     deny_purge: bool = False
     allow_rollup: bool = False
     placement_tags: tuple[str, ...] = ()
+    prevent_delete: bool = False
+    managed_by: str | None = None
     jetstream: JetStreamSettings | None = None
 
     @property
@@ -140,15 +144,9 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
     Raises:
         InvalidRequest: an unknown name, or a value out of range, the message names the valid values.
     """
-    unknown = sorted(set(body) - set(SETTING_NAMES))
-    if unknown:
-        raise InvalidRequest(
-            f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0]
-        )
-    if base is None and not {"subject", "subjects"} & set(body):
+    changes = parsed_fields(body)
+    if base is None and "subject" not in changes:
         raise InvalidRequest("a stream needs a subject")
-    changes = _parsed_subjects(body)
-    changes |= {_FIELDS.get(name, name): _PARSERS[name](body[name]) for name in body if name in _PARSERS}
     replicas = changes.get("replicas", base.replicas if base else 1)
     if changes.get("min_isr") is None and (base is None or "min_isr" in changes):
         changes["min_isr"] = default_min_isr(replicas)
@@ -156,6 +154,31 @@ def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> 
     _check_first_tokens(settings, changes)
     _check_limits(settings, changes)
     return settings
+
+
+def parsed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `StreamSettings` that a request body stands for, each of them checked by itself.
+
+    Raises:
+        InvalidRequest: an unknown name, or a value out of range.
+    """
+    unknown = sorted(set(body) - set(SETTING_NAMES))
+    if unknown:
+        raise InvalidRequest(
+            f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0]
+        )
+    return _parsed_subjects(body) | {
+        _FIELDS.get(name, name): _PARSERS[name](body[name]) for name in body if name in _PARSERS
+    }
+
+
+def settings_of_stream(shown: Mapping[str, Any]) -> StreamSettings:
+    """The settings of a stream as the HTTP API shows it; those that an older broker does not state have defaults.
+
+    Raises:
+        InvalidRequest: they are not as this version has them.
+    """
+    return StreamSettings(**parsed_fields({name: shown[name] for name in SETTING_NAMES if name in shown}))
 
 
 def subjects_of(stream: Mapping[str, Any]) -> tuple[str, ...]:
@@ -173,6 +196,15 @@ def subject_setting(subjects: str | Sequence[str]) -> dict[str, Any]:
 def default_min_isr(replicas: int) -> int:
     """A majority of the replication factor: 1 of 1, 2 of 3, 3 of 5."""
     return replicas // 2 + 1
+
+
+def min_isr_after_resize(was: StreamSettings, replicas: int) -> int:
+    """Where an edit names another number of replicas only: the default again where it was the default, else as it is
+    if that can be.
+    """
+    if was.min_isr == default_min_isr(was.replicas):
+        return default_min_isr(replicas)
+    return min(was.min_isr, replicas)
 
 
 def _whole(name: str, low: int, high: int) -> Any:
@@ -221,7 +253,7 @@ def _tags(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_name(one, "placement tag") for one in value or ()))
 
 
-def _parsed_subjects(body: dict[str, Any]) -> dict[str, Any]:
+def _parsed_subjects(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that `subject` and `subjects` of a request body stand for. Raises InvalidRequest."""
     if "subjects" not in body:
         return {"subject": _recorded_subject(body["subject"]), "more_subjects": ()} if "subject" in body else {}
@@ -355,6 +387,8 @@ _PARSERS: dict[str, Any] = {
     "deny_purge": _flag("deny_purge"),
     "allow_rollup": _flag("allow_rollup"),
     "placement_tags": _tags,
+    "prevent_delete": _flag("prevent_delete"),
+    "managed_by": _optional(lambda value: check_name(value, "managed_by")),
     "dedupe_window": lambda value: 0.0 if value in (None, 0, "0") else parse_duration_s(value, "dedupe_window"),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import shutil
 import signal
 import socket
@@ -10,12 +12,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections import deque
 from pathlib import Path
 
 from natslog.errors import ConfigError, NatsUnavailable
 
 _START_WITHIN_S = 10.0
+_PORTS = range(16_384, 32_768)
+_OF_A_PROCESS = 256
+_turns = itertools.count()
 
 
 def find_binary() -> str:
@@ -138,16 +142,19 @@ def is_listening(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now, and that this function has not returned recently: a process that is started
-    with it may not listen yet.
+    """A port that nothing listens on now. The process that is started with it may not listen yet, and others look for a
+    port at the same time: so each process takes them in turn from a part of its own, below the range from which the
+    kernel takes the ports of connections.
     """
-    while True:
+    first = _PORTS.start + os.getpid() * _OF_A_PROCESS % len(_PORTS)
+    for _ in range(_OF_A_PROCESS):
+        port = first + next(_turns) % _OF_A_PROCESS
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in _returned_ports:
-            _returned_ports.append(port)
-            return port
-
-
-_returned_ports: deque[int] = deque(maxlen=256)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:  # in use
+                continue
+        return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

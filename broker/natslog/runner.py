@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from natslog import tracing
 from natslog.config import BrokerConfig
 from natslog.http import HttpServer
 from natslog.jetstream.api import JetStreamApi
+from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.process_memory import keep_memory_small, release_what_only_the_start_needed
 
@@ -36,6 +38,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
     """
     keep_memory_small()
     keep_files_private()
+    tracing.begin("natslog-broker", instance=str(config.broker_id))
     broker = Broker(config)
     server = HttpServer(broker, config)
     api = JetStreamApi(broker)
@@ -48,9 +51,12 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
             release_what_only_the_start_needed()
             config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
             api.start()
+            logger.info(
+                "ready at %s", config.url, extra=event("broker.ready", address=config.url, path=broker.data_path)
+            )
             on_ready(config, broker.take_admin_token())
             await broker.stopping_soon.wait()
-        logger.info("stopping: committing and acking the received messages")
+        logger.info("stopping: committing and acking the received messages", extra=event("broker.stopping"))
     finally:
         try:
             await api.stop()

@@ -60,6 +60,15 @@ def parse_size_bytes(text: str | int, name: str = "size") -> int:
     return size_bytes
 
 
+def format_exact_size(size_bytes: int) -> str:
+    """The shortest exact form, as `parse_size_bytes` reads it: 10737418240 → `10GiB`, 1500 → `1500B`."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        size = _SIZE_BYTES[unit.lower()]
+        if size_bytes >= size and size_bytes % size == 0:
+            return f"{size_bytes // size}{unit}"
+    return f"{size_bytes}B"
+
+
 def format_size(size_bytes: int) -> str:
     """For people: `1.5 GiB`."""
     value = float(size_bytes)

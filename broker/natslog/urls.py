@@ -46,7 +46,12 @@ _NEXT_URL = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.-]*://)")
 
 def without_secrets(urls: str) -> str:
     """One URL, or several with commas between them, without user and password: to be shown and logged."""
-    return ",".join(_without_user(url) for url in _NEXT_URL.split(urls))
+    return ",".join(map(_without_user, separate_urls(urls)))
+
+
+def separate_urls(urls: str) -> list[str]:
+    """Of a text with commas between URLs; a password may contain a comma."""
+    return _NEXT_URL.split(urls)
 
 
 def _without_user(url: str) -> str:

@@ -10,15 +10,18 @@ If a program imports it before it creates the session, Spark uses the Python tha
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark_natslog.this_python import use_this_python
-from pyspark_natslog.versions import check_python_sources
 
 use_this_python()
-check_python_sources()  # before the line that needs them
+if "-m" not in sys.argv[:1]:  # `python -m pyspark_natslog jar` needs no PySpark, or an old one
+    from pyspark_natslog.versions import check_python_sources
 
-from pyspark_natslog.data_source import DefaultSource  # noqa: E402
+    check_python_sources()  # before the line that needs them
+
+    from pyspark_natslog.data_source import DefaultSource
 
 if TYPE_CHECKING:
     from pyspark_natslog.lag_listener import LagListener

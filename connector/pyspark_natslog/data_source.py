@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from natslog.errors import NatslogError
 from pyspark_natslog.versions import check_spark
 
 logger = logging.getLogger("pyspark_natslog")
@@ -39,47 +40,70 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         from pyspark_natslog.source.options import SourceOptions
+        from pyspark_natslog.source.sampling import with_schema
         from pyspark_natslog.source.schema import spark_schema
+        from pyspark_natslog.tables import is_creation, table_schema
 
-        options = SourceOptions.parse(self._options)
+        if is_creation(self._options):
+            return table_schema(self._options)
+        options = SourceOptions.parse(with_schema(self._options))
+        if options.selection.looks_like_regex:  # here: Spark asks once for each DataFrame
+            logger.warning(
+                "option streamPattern %r looks like a regular expression; it is a glob, in which * stands for any text "
+                'and a dot for itself: "orders-*" matches the names that begin with "orders-"',
+                options.selection.pattern,
+            )
         return spark_schema(options.selected_columns(), options.types)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_natslog.source.options import SourceOptions
         from pyspark_natslog.source.reader import BatchReader
+        from pyspark_natslog.source.sampling import with_schema
+        from pyspark_natslog.tables import source_options
 
-        options = SourceOptions.parse(self._options, streaming=False)
+        given = with_schema(source_options(self._options, schema), schema)
+        options = SourceOptions.parse(given, streaming=False)
         options.check_schema(schema)
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_natslog.source.options import SourceOptions
+        from pyspark_natslog.source.refused_reader import RefusedStreamReader
+        from pyspark_natslog.source.sampling import with_schema
         from pyspark_natslog.source.watched_reader import WatchedStreamReader
+        from pyspark_natslog.tables import source_options
 
-        options = SourceOptions.parse(self._options, streaming=True)
-        options.check_schema(schema)
-        return WatchedStreamReader(options, schema)
+        try:
+            given = with_schema(source_options(self._options, schema), schema)
+            options = SourceOptions.parse(given, streaming=True)
+            options.check_schema(schema)
+            return WatchedStreamReader(options, schema)
+        except NatslogError as error:  # PySpark would end with an UnboundLocalError of its own after this one
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_natslog.sink.options import SinkOptions, goes_over_http
+        from pyspark_natslog.tables import sink_options
 
-        if goes_over_http(self._options):
+        options = sink_options(self._options, schema)
+        if goes_over_http(options):
             from pyspark_natslog.sink.http_options import HttpSinkOptions
             from pyspark_natslog.sink.http_writer import HttpBatchWriter
 
-            return HttpBatchWriter(HttpSinkOptions.parse(self._options), schema, overwrite)
+            return HttpBatchWriter(HttpSinkOptions.parse(options), schema, overwrite)
         from pyspark_natslog.sink.writer import BatchWriter
 
-        return BatchWriter(SinkOptions.parse(self._options), schema, overwrite)
+        return BatchWriter(SinkOptions.parse(options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from pyspark_natslog.sink.options import SinkOptions, goes_over_http
 
-        if goes_over_http(self._options):
+        options = self._options  # Spark passes none of a table here
+        if goes_over_http(options):
             from pyspark_natslog.sink.http_options import HttpSinkOptions
             from pyspark_natslog.sink.http_writer import HttpStreamWriter
 
-            return HttpStreamWriter(HttpSinkOptions.parse(self._options), schema, overwrite)
+            return HttpStreamWriter(HttpSinkOptions.parse(options), schema, overwrite)
         from pyspark_natslog.sink.writer import StreamWriter
 
-        return StreamWriter(SinkOptions.parse(self._options), schema, overwrite)
+        return StreamWriter(SinkOptions.parse(options), schema, overwrite)

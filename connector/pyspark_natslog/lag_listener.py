@@ -26,7 +26,7 @@ from natslog.errors import ConfigError
 from pyspark_natslog.source.lag import StreamLag
 
 if TYPE_CHECKING:
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
@@ -43,6 +43,7 @@ _LAGS = {
     "bytes": "Stored bytes of these messages",
     "seconds": "Age of the oldest of them",
 }
+_LOST = "Messages that were removed or lost before the query read them, since it was started"
 _RATES = {
     "input_rows_per_second": "Rows that arrive, as Spark reports them",
     "processed_rows_per_second": "Rows that are processed, as Spark reports them",
@@ -109,7 +110,9 @@ class LagListener(StreamingQueryListener):
         if lag is None:
             return
         with self._lock:
+            before = self._queries.get(lag.run_id)
             self._queries[lag.run_id] = lag
+        self._warn_of_losses(before, lag)
         self._log(lag)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
@@ -123,6 +126,13 @@ class LagListener(StreamingQueryListener):
         with self._lock:
             self._queries.pop(str(event.runId), None)
             self._logged_s.pop(str(event.runId), None)
+
+    def _warn_of_losses(self, before: QueryLag | None, lag: QueryLag) -> None:
+        for stream, behind in lag.streams.items():
+            known = before.streams.get(stream) if before is not None else None
+            if behind.lost != (0 if known is None else known.lost):
+                shown = "an unknown number of" if behind.lost is None else f"{behind.lost:,}"
+                logger.warning("query %s has lost %s rows of stream %s", lag.name, shown, stream)
 
     def _log(self, lag: QueryLag) -> None:
         now_s, last_s = self._clock(), self._logged_s.get(lag.run_id)
@@ -197,7 +207,7 @@ def _stream_lags(latest_offset: str) -> dict[str, StreamLag]:
     if not isinstance(latest, dict):
         return {}
     return {
-        name: StreamLag(at["rows_behind"], at.get("bytes_behind"), at.get("seconds_behind"))
+        name: StreamLag(at["rows_behind"], at.get("bytes_behind"), at.get("seconds_behind"), at.get("rows_lost", 0))
         for name, at in latest.items()
         if isinstance(at, dict) and "rows_behind" in at
     }
@@ -224,8 +234,8 @@ class _Collector:
     def __init__(self, listener: LagListener) -> None:
         self._listener = listener
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        from prometheus_client.core import GaugeMetricFamily
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         queries = {lag.name: lag for lag in self._listener.queries()}.values()
         for unit, text in _LAGS.items():
@@ -235,6 +245,12 @@ class _Collector:
                     if (value := getattr(behind, unit)) is not None:
                         family.add_metric([query.name, stream], value)
             yield family
+        lost = CounterMetricFamily("natslog_query_rows_lost", _LOST, labels=["query", "stream"])
+        for query in queries:
+            for stream, behind in query.streams.items():
+                if behind.lost is not None:
+                    lost.add_metric([query.name, stream], behind.lost)
+        yield lost
         for name, text in _RATES.items():
             family = GaugeMetricFamily(f"natslog_query_{name}", text, labels=["query"])
             for query in queries:

@@ -13,6 +13,23 @@ from natslog.units import parse_duration_s, parse_size_bytes
 CONNECTION = (
     "token", "tokenFile", "tlsCaFile", "tlsCertFile", "tlsKeyFile", "fetchTimeout", "fetchRetries", "retryInterval",
 )  # fmt: skip
+KAFKAS = {
+    "kafka.bootstrap.servers": "use servers (HTTP) to read, and natsServers to write",
+    "subscribe": "use stream",
+    "subscribePattern": 'use streamPattern, a glob: "orders-*"',
+    "assign": "use stream: it has no partitions",
+    "topic": "use subject to write, and stream to read",
+    "startingOffsetsByTimestamp": "use startingTimestamp, with JSON by stream",
+    "endingOffsetsByTimestamp": "use endingTimestamp, with JSON by stream",
+    "startingOffsetsByTimestampStrategy": "remove it: a time beyond the newest message is the end",
+    "fetchOffset.numRetries": "use fetchRetries",
+    "fetchOffset.retryIntervalMs": "use retryInterval",
+    "kafkaConsumer.pollTimeoutMs": "use fetchTimeout",
+    "groupIdPrefix": "remove it: brokers store no state of readers",
+    "kafka.group.id": "remove it: brokers store no state of readers",
+}
+"""Options of Spark's Kafka connector, and what to do with them. (The jar has the same ones.)"""
+
 _MOST_DIGITS = 18
 _SPARKS_OWN = ("checkpointlocation", "queryname", "outputmode")
 """Options that Spark adds or keeps for itself."""
@@ -34,7 +51,7 @@ class Given:
         by_lower = {name.lower(): name for name in known}
         for name in options:
             if name.lower() not in by_lower and name.lower() not in _SPARKS_OWN:
-                raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}", option=name)
+                raise ConfigError(f"unknown option {name!r}{_advice(name, known)}", option=name)
 
     def has(self, name: str) -> bool:
         return name.lower() in self._values
@@ -86,6 +103,15 @@ class Given:
             return None if text is None else parse_timestamp_us(text, f"option {name}")
         except InvalidRequest as error:
             raise ConfigError(error.message, option=name) from error
+
+
+def _advice(name: str, known: tuple[str, ...]) -> str:
+    kafkas = {one.lower(): advice for one, advice in KAFKAS.items()}
+    if name.lower() in kafkas:
+        return f", which is Kafka's: {kafkas[name.lower()]}"
+    if name.lower().startswith("kafka."):
+        return ", which is Kafka's: remove it; for TLS and credentials see tlsCaFile, tokenFile and natsCredsFile"
+    return did_you_mean(name, known)
 
 
 def client_options(given: Given) -> ClientOptions:

@@ -37,7 +37,8 @@ def _check_module(name: str) -> None:
     if find_spec(name) is None:
         raise ConfigError(
             f"natslog needs Spark {SPARK_NEEDED} or newer; this is {pyspark.__version__}: run pip install "
-            f"'pyspark>={SPARK_NEEDED}', also on the cluster",
+            f"'pyspark>={SPARK_NEEDED}', also on the cluster; or read with the jar that "
+            "`python -m pyspark_natslog jar` prints",
             needed=SPARK_NEEDED,
             found=pyspark.__version__,
         )

@@ -13,6 +13,7 @@ from natslog.units import parse_size_bytes
 from tests.bench import (
     cluster,
     cluster_losses,
+    console_pages,
     cursors,
     lag_overhead,
     long_polls,
@@ -29,14 +30,14 @@ from tests.bench import (
     typed_payloads,
 )
 from tests.bench.jetstream import api_overhead, buckets, consuming, idle_consumers
-from tests.bench.kafka import payloads, reading, sinks, streaming
+from tests.bench.kafka import columnar, payloads, reading, sinks, streaming
 from tests.bench.kafka import publishing as kafka_publishing
 from tests.bench.kafka.sides import versions as kafka_versions
 from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
 _MEMORY_BOUND_MIB = 400.0
-_KAFKA, _JETSTREAM = "kafka", "jetstream"
+_KAFKA, _JETSTREAM, _CONSOLE = "kafka", "jetstream", "console"
 
 
 def main() -> None:
@@ -47,9 +48,9 @@ def main() -> None:
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
         "failover, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run only if it is "
-        "named, kafka or a part of it: kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, "
-        "kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, jetstream-queue, jetstream-kv, "
-        "jetstream-idle, jetstream-publish",
+        "named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, "
+        "kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, jetstream-queue, "
+        "jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the screenshots of docs/console, too",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -83,6 +84,7 @@ def main() -> None:
         "cursors": lambda: cursors.commits(given.pairs),
     }
     beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
+        "kafka-columnar": lambda: columnar.reads(given.pairs, given.rows),
         "kafka-scan": lambda: reading.scans(given.pairs, given.rows),
         "kafka-sunk": lambda: reading.scans_of_sink_rows(given.pairs, given.rows),
         "kafka-group": lambda: reading.groups(given.pairs, given.rows),
@@ -99,8 +101,9 @@ def main() -> None:
         "jetstream-idle": lambda: idle_consumers.idle(min(given.pairs, 3)),
         "jetstream-publish": lambda: api_overhead.published(given.pairs),
     }
+    in_a_browser: dict[str, Callable[[], list[Comparison]]] = {"console": console_pages.pages}
     chosen = given.only.split(",") if given.only else list(parts)
-    groups = {_KAFKA: beside_kafka, _JETSTREAM: beside_jetstream}
+    groups = {_KAFKA: beside_kafka, _JETSTREAM: beside_jetstream, _CONSOLE: in_a_browser}
     group = next((one for one in groups if any(name.startswith(one) for name in chosen)), "")
     if group:
         if not all(name.startswith(group) for name in chosen):

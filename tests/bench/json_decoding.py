@@ -16,10 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_paths import JsonPaths
 from pyspark_natslog.payload.json_rows import JsonDecoder
-from pyspark_natslog.payload.rows import Decoder, Payloads
+from pyspark_natslog.payload.rows import Decoder
 from tests.bench.pairs import Comparison, compare
 
 FLAT = "id LONG, user STRING, price DOUBLE, quantity INT, paid BOOLEAN, city STRING, tags ARRAY<STRING>"
@@ -36,7 +37,7 @@ _START = """
 import resource
 from pyspark_natslog.payload.{module} import {decoder}
 from pyspark_natslog.payload.ddl import parse_ddl
-from pyspark_natslog.payload.rows import Payloads
+from natslog.arrow.payloads import Payloads
 import pyarrow as pa
 found = {decoder}(parse_ddl("id LONG"), *{arguments}).decode(Payloads.of(pa.array([b'{{"id":1}}'])))
 used = resource.getrusage(resource.RUSAGE_SELF)

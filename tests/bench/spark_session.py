@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.bench.scan_sources import DroppingSink, JsonRowsSource, MappedSource, TupleSource
+from tests.bench.scan_sources import DroppingSink, JsonRowsSource, MappedSource, PythonSource, TupleSource
 from tests.bench.sides import ROOT
 
 
@@ -34,7 +34,7 @@ def spark_session(jars: Sequence[Path] = ()) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
-    for source in (MappedSource, TupleSource, JsonRowsSource, DroppingSink):
+    for source in (MappedSource, TupleSource, JsonRowsSource, DroppingSink, PythonSource):
         session.dataSource.register(source)
     try:
         yield session

@@ -113,6 +113,10 @@ class Network:
             self.cut(one, other)
             self.cut(other, one)
 
+    def refuse(self, host: int, port: int) -> None:
+        """Connections of this host to the port are reset, as if nothing listened there."""
+        self._nft(host, "add", "rule", "inet", "cuts", "cable", f"tcp dport {port} reject with tcp reset")
+
     def lose_packets(self, host: int) -> None:
         self._nft(host, "add", "rule", "inet", "cuts", "cable", "numgen random mod 5 == 0 drop")
 

@@ -21,8 +21,8 @@ from natslog.http import appends, cluster, context, many_streams, messages, shap
 from natslog.http.access import RIGHTS
 from natslog.http.bodies import BODIES, Bodies, json_body
 from natslog.http.context import OWNER, REQUEST_ID
-from natslog.http.gate import given_id
 from natslog.model import StreamSettings, parse_settings
+from natslog.request_ids import HEADER, is_well_formed
 from natslog.security.guard import Guard, Identity
 from natslog.security.records import Rule, Security
 from natslog.subjects import includes
@@ -57,7 +57,8 @@ def request_of(query: str = "", headers: dict[str, str] | None = None, body: byt
         "POST", f"/v1/x?{query}", CIMultiDict(headers or {}), app=_app(), payload=payload, match_info={"id": part}
     )
     request[RIGHTS], request[OWNER] = _GUARD.rights(Identity("alice")), "alice"
-    request[REQUEST_ID] = given_id(request) or "0" * 32
+    given = request.headers.get(HEADER, "")
+    request[REQUEST_ID] = given if is_well_formed(given) else "0" * 32
     return request
 
 

@@ -16,6 +16,7 @@ from fastavro import _read_py as plain_avro
 from hypothesis.errors import UnsatisfiedAssumption
 from pyspark.sql.types import StructType
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload import json_arrow, json_flat
 from pyspark_natslog.payload.arrow_rows import ArrowDecoder
 from pyspark_natslog.payload.avro_rows import MAGIC, AvroDecoder
@@ -24,7 +25,6 @@ from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_arrow import ArrowJson
 from pyspark_natslog.payload.json_flat import FlatJson
 from pyspark_natslog.payload.json_rows import JsonDecoder
-from pyspark_natslog.payload.rows import Payloads
 from pyspark_natslog.payload.tree import as_nullable
 from tests.fuzz.target import target
 from tests.unit.connector.payload import test_json

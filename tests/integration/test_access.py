@@ -28,6 +28,7 @@ from natslog.client.publisher import Publisher, Rows
 from natslog.errors import Forbidden
 from natslog.http.app import ROUTES
 from natslog.node.peers.handshake import LINK_PATH
+from natslog.sql import connect
 from tests.harness import BrokerProcess, eventually, publish_acked, running
 
 STREAM, SUBJECT = "orders", "orders.>"
@@ -38,14 +39,25 @@ NEEDS = {
     "GET /healthz": "open",
     "GET /readyz": "open",
     "GET /openapi.json": "open",
+    "GET /": "open",
+    "GET /console/{path}": "open",
+    "GET /v1/session": "open",
+    "POST /v1/session": "open",
+    "DELETE /v1/session": "open",
+    "GET /v1/overview": "all:monitor",
+    "GET /v1/live": "all:monitor",
+    "GET /v1/history": "all:monitor",
     "GET /metrics": "all:monitor",
     f"GET {LINK_PATH}": "peers",
     f"POST {LINK_PATH}": "peers",
     "GET /v1/cluster": "credentials",
+    "GET /v1/cluster/plan": "all:monitor",
     "POST /v1/cluster/brokers": "all:admin",
     "PATCH /v1/cluster/brokers/{id}": "all:admin",
     "DELETE /v1/cluster/brokers/{id}": "all:admin",
     "POST /v1/cluster/transfer": "all:admin",
+    "GET /v1/cluster/log-level": "all:admin",
+    "PUT /v1/cluster/log-level": "all:admin",
     "POST /v1/cluster/finalize-upgrade": "all:admin",
     "POST /v1/streams/{name}/leader": "admin",
     "PUT /v1/streams/{name}/replicas": "admin",
@@ -64,6 +76,11 @@ NEEDS = {
     "GET /v1/streams/{name}/removed": "read:all",
     "DELETE /v1/streams/{name}/messages/{offset}": "manage",
     "POST /v1/streams/{name}/seal": "manage",
+    "GET /v1/streams/{name}/search": "read",
+    "POST /v1/streams/{name}/publish": "publish",
+    "POST /v1/streams/{name}/redrive": "read",
+    "GET /v1/streams/{name}/segments": "read:all",
+    "GET /v1/streams/{name}/replicas": "see",
     "GET /v1/streams/{name}/subjects": "read",
     "GET /v1/streams/{name}/offsets": "read",
     "GET /v1/streams/{name}/extent": "read",
@@ -115,12 +132,15 @@ IN_PATH = {
     "part": "a",
     "role": "x",
     "offset": "0",
+    "path": "app.js",
 }
 BODIES: dict[str, Any] = {
     "POST /v1/streams": {"name": STREAM, "subject": SUBJECT},
     "POST /v1/positions": {"streams": [STREAM]},
     "POST /v1/splits": {"ranges": [{"stream": STREAM, "id": "0", "start": 0, "end": 1}]},
     "POST /v1/lags": {STREAM: 0},
+    "POST /v1/streams/{name}/publish": {"subject": SUBJECT, "value": "x"},
+    "POST /v1/streams/{name}/redrive": {"offsets": [0], "dry_run": True},
     "PUT /v1/cursors/{consumer}/{stream}": {"offset": 0},
     "POST /v1/cursors": {"cursors": [{"consumer": "c", "stream": STREAM, "offset": 0}]},
 }
@@ -194,7 +214,8 @@ class Secured:
                 headers={} if token is None else {"Authorization": f"Bearer {token}"},
             )
             answer = connection.getresponse()
-            data = answer.read()
+            is_endless = answer.getheader("Content-Type") == "text/event-stream"
+            data = b"" if is_endless else answer.read()
         finally:
             connection.close()
         is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
@@ -327,6 +348,26 @@ def test_an_identity_limited_to_subjects_is_sent_their_rows_only_and_no_counts(s
     assert secured.ask("POST /v1/positions", "part")[1][0]["bytes"] is None
 
 
+def test_a_query_sees_only_streams_and_messages_that_may_be_read(secured: Secured) -> None:
+    create_again(secured)
+    query = f"SELECT subject, count(*) FROM {STREAM} GROUP BY 1 ORDER BY 1"
+    seen = {}
+    for identity in ("reader", "part", "other-subject", "admin"):
+        with NatslogClient(secured.broker.url, ClientOptions(token=secured.tokens[identity])) as client:
+            connection = connect(client)
+            tables = [row[0] for row in connection.sql("SHOW TABLES").fetchall()]
+            seen[identity] = (STREAM in tables, "__activity" in tables)
+            if STREAM in tables:
+                subjects = [row[0] for row in connection.sql(query).fetchall()]
+                assert subjects == ["orders.eu.a"] + ["orders.us.b"] * (identity != "part")
+    assert seen == {
+        "reader": (True, False),
+        "part": (True, False),
+        "other-subject": (False, False),
+        "admin": (True, True),
+    }
+
+
 def test_large_batches_are_sent_whole_or_filtered_row_by_row(secured: Secured) -> None:
     """Batches of which all, some and no rows are permitted; all columns and some; from the start and from within."""
     create_again(secured)
@@ -364,6 +405,29 @@ def test_an_identity_limited_to_subjects_is_listed_only_these(secured: Secured) 
         assert sum(one["count"] for one in page["subjects"]) == page["total"] * 3 == count
         _, found, _ = secured.ask("GET /v1/streams/{name}/offsets", identity, query="?subject=orders.us.b")
         assert (found["timestamp"] is not None) == (count > 0)
+
+
+def test_a_message_is_published_only_to_streams_that_the_identity_may_publish_to(secured: Secured) -> None:
+    """It reaches all streams that record its subject, also those that the request does not name."""
+    assert secured.ask("POST /v1/streams", body={"name": "beside", "subject": SUBJECT})[0] in (200, 201)
+    try:
+        message = {"subject": SUBJECT.replace(">", "x"), "value": "x"}
+        status, body, _ = secured.ask("POST /v1/streams/{name}/publish", "publisher", body=message)
+        assert status == 403
+        assert "beside" in body["error"]["message"]
+    finally:
+        secured.ask("DELETE /v1/streams/{name}", path={"name": "beside"})
+
+
+def test_a_search_finds_only_messages_that_may_be_read(secured: Secured) -> None:
+    create_again(secured)
+    for identity, expected in (("part", ["mine"] * 3), ("reader", ["mine"] * 3 + ["theirs"] * 3)):
+        for query in ("", "?grep=e", "?newest=6", "?grep=%28mine%7Ctheirs%29&regex=true"):
+            status, page, _ = secured.ask("GET /v1/streams/{name}/search", identity, query=query)
+            assert (status, [one["value"] for one in page["messages"]]) == (200, expected), (identity, query)
+            assert ("rows_searched" in page) == ("bytes_searched" in page) == (identity == "reader")
+    _, page, _ = secured.ask("GET /v1/streams/{name}/search", "part", query="?subject=orders.us.%3E")
+    assert page["messages"] == []
 
 
 def create_again(secured: Secured) -> None:

@@ -72,6 +72,7 @@ def more(broker: BrokerProcess, stream: str, first: int, count: int) -> None:
 # ---- equal streams ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 def test_settings_of_jetstream_are_kept_as_far_as_no_message_is_lost(
     broker: BrokerProcess,

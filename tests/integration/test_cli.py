@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from tests.harness import (
     running,
     with_nats,
 )
+from tests.pages import runs
+from tests.readme import Block
 
 
 @pytest.fixture
@@ -232,6 +235,7 @@ def _peak_kib(*arguments: str) -> tuple[int, str, int]:
     return process.returncode, said, usage.ru_maxrss
 
 
+@pytest.mark.long
 def test_pub_sends_headers(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name, allow_ttl=True)
     url = ["--nats-url", nats_url, "--ack"]
@@ -483,14 +487,18 @@ def test_dev_starts_all_says_ready_and_stops_cleanly_on_interrupt(tmp_path: Path
         assert dev.wait(10) == 0
 
 
-def test_dev_gives_its_brokers_the_leafnode_listener(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "natslog", "dev", "--brokers", "3", "--data-dir", str(tmp_path / "d")]
-    ports = ["--http-port", "0", "--nats-port", "0"]
-    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as dev:
+@pytest.mark.long
+@runs("README.md", block="Three brokers")
+def test_dev_with_three_brokers_gives_them_the_leafnode_listener(tmp_path: Path, block: Block) -> None:
+    start, create, wait = (shlex.split(line)[1:] for line in block.shell_lines)
+    own = ["--data-dir", str(tmp_path / "d"), "--http-port", "0", "--nats-port", "0"]
+    with subprocess.Popen([sys.executable, "-m", "natslog", *start, *own], stdout=subprocess.PIPE, text=True) as dev:
         assert dev.stdout is not None
         urls = [dev.stdout.readline().split()[1] for _ in range(4)][1:]
         for url in urls:
             eventually(lambda url=url: NatslogClient(url).cluster()["nats_leaf"] == "up", what="the connection")
+        natslog(*create, url=urls[0])
+        assert "healthy: 3 of 3 brokers" in natslog(*wait, url=urls[0]).stdout
         dev.terminate()
         assert dev.wait(30) == 0
     alone = natslog("dev", "--data-dir", str(tmp_path / "e"), "--nats-leaf-url", "nats-leaf://a", check=False)

@@ -9,10 +9,11 @@ import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import urllib3
+from nats.js.api import ConsumerInfo
 
 from natslog.cli import main
 from natslog.client import ClientOptions, NatslogClient
@@ -20,6 +21,7 @@ from natslog.errors import CursorNotFound, InvalidRequest
 from natslog.nats_server import NatsServer
 from natslog.times import parse_timestamp_us
 from tests.harness import BrokerProcess, eventually, natslog, publish_acked, with_nats
+from tests.integration.test_access import admin_token
 from tests.jetstream.three_brokers import create_consumer, create_stream, kill_leader, three_brokers
 
 http = urllib3.PoolManager()
@@ -75,8 +77,8 @@ def add_consumer(url: str, stream: str, name: str, **config: Any) -> None:
     asked(url, f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
 
 
-def use(url: str, stream: str, consumer: str, pulled: int, acked: int) -> None:
-    """Pulls so many messages, and acks the first ones of them."""
+def use(url: str, stream: str, consumer: str, pulled: int, acked: int, refused: int = 0) -> None:
+    """Pulls so many messages, acks the first ones of them, and refuses the following ones."""
 
     async def work(connection: Any) -> None:
         inbox = connection.new_inbox()
@@ -86,6 +88,8 @@ def use(url: str, stream: str, consumer: str, pulled: int, acked: int) -> None:
         replies = [(await subscription.next_msg(timeout=10)).reply for _ in range(pulled)]
         for reply in replies[:acked]:
             await connection.request(reply, b"+ACK", timeout=10)
+        for reply in replies[acked:][:refused]:
+            await connection.request(reply, b"-NAK", timeout=10)
 
     with_nats(url, work)
 
@@ -203,6 +207,104 @@ def test_positions_are_those_that_were_stored_while_consumers_are_not_served(tmp
         del broker.settings["nats_leaf_url"]
         broker.start()
         assert lags(broker.client(), "orders") == before
+        assert [one["jetstream"] for one in broker.client().cursors()] == [None] * 3, "they are not served"
+        broker.terminate()
+    finally:
+        broker.kill()
+        server.stop()
+
+
+# ---- numbers ----
+
+NUMBERS = ("num_pending", "num_ack_pending", "num_redelivered", "num_waiting")
+
+
+def numbers_of(url: str, stream: str, consumer: str) -> dict[str, Any]:
+    """As nats-py reads them from CONSUMER.INFO."""
+
+    async def work(connection: Any) -> ConsumerInfo:
+        return cast("ConsumerInfo", await connection.jetstream().consumer_info(stream, consumer))
+
+    info = with_nats(url, work)
+    pairs = {"delivered": info.delivered, "ack_floor": info.ack_floor}
+    return {name: getattr(info, name) or 0 for name in NUMBERS} | {
+        name: {"consumer_seq": pair.consumer_seq, "stream_seq": pair.stream_seq} for name, pair in pairs.items()
+    }
+
+
+def test_numbers_of_a_consumer_are_those_of_its_info(
+    server: NatsServer, broker: BrokerProcess, client: NatslogClient, stream: str
+) -> None:
+    publish_acked(server.url, f"{stream}.b", [b"x"] * 5)
+    add_consumer(server.url, stream, "partly")
+    add_consumer(server.url, stream, "filtered", filter_subject=f"{stream}.b")
+    add_consumer(server.url, stream, "wild", filter_subjects=[f"{stream}.b.>", f"{stream}.*"])
+    add_consumer(server.url, stream, "last", deliver_policy="last_per_subject", filter_subject=f"{stream}.>")
+    use(server.url, stream, "partly", pulled=20, acked=15, refused=5)
+    use(server.url, stream, "partly", pulled=5, acked=0)  # the same again
+    use(server.url, stream, "filtered", pulled=2, acked=1)
+    publish_acked(server.url, f"{stream}.b", [b"x"] * 3)
+
+    async def while_a_request_waits(connection: Any) -> None:
+        inbox = connection.new_inbox()
+        await connection.subscribe(inbox)
+        body = json.dumps({"batch": 10, "expires": 30_000_000_000}).encode()
+        add = {"stream_name": stream, "config": {"durable_name": "new", "deliver_policy": "new"}}
+        await connection.request(f"$JS.API.CONSUMER.CREATE.{stream}.new", json.dumps(add).encode())
+        await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.new", body, reply=inbox)
+        await connection.flush()
+        names = ["filtered", "last", "new", "partly", "wild"]
+
+        def are_equal() -> bool:
+            expected = {f"jetstream:{one}": numbers_of(server.url, stream, one) for one in names}
+            listed = {one["consumer"]: one["jetstream"] for one in client.cursors(stream=stream)}
+            single = {one: client.cursor(one, stream)["jetstream"] for one in expected}
+            return expected == listed == single and expected["jetstream:new"]["num_waiting"] == 1
+
+        await asyncio.to_thread(eventually, are_equal)
+
+    with_nats(server.url, while_a_request_waits)
+    partly, wild = (client.cursor(f"jetstream:{one}", stream)["jetstream"] for one in ("partly", "wild"))
+    assert (partly["ack_floor"]["stream_seq"], partly["num_ack_pending"], partly["num_pending"]) == (15, 5, 38)
+    assert partly["num_redelivered"] == 5
+    assert wild["num_pending"] == 58
+    client.set_cursor("report", stream, 3)
+    assert "jetstream" not in client.cursor("report", stream)
+    client.purge(stream, 18)  # messages that are pending are gone
+    listed = {one["consumer"]: one.get("jetstream") for one in client.cursors(stream=stream)}
+    assert listed["jetstream:partly"]["num_ack_pending"] == 2
+    assert listed["jetstream:partly"] == numbers_of(server.url, stream, "partly")
+
+
+@pytest.mark.long
+def test_identity_limited_to_subjects_gets_no_numbers(tmp_path: Path) -> None:
+    server = NatsServer(0, tmp_path / "nats.log").start()
+    broker = BrokerProcess(tmp_path / "data", server.url, nats_leaf_url=server.leaf_url, jetstream="on")
+    broker.environment = {"NATSLOG_SECURITY": "true"}
+    try:
+        broker.start()
+        eventually(lambda: "serving the JetStream API" in broker.output(), what="the JetStream API is served")
+        asked(server.url, "STREAM.CREATE.orders", {"name": "orders", "subjects": ["orders.>"]})
+        publish_acked(server.url, "orders.us", [b"theirs"] * 3)
+        add_consumer(server.url, "orders", "worker")
+        admin = admin_token(broker)
+
+        def as_shown(token: str) -> Any:
+            headers = {"Authorization": f"Bearer {token}"}
+            (listed,) = http.request("GET", f"{broker.url}/v1/cursors", headers=headers).json()
+            single = http.request("GET", f"{broker.url}/v1/cursors/jetstream:worker/orders", headers=headers).json()
+            assert listed["jetstream"] == single["jetstream"]
+            return single["jetstream"]
+
+        def made(path: str, body: Any) -> Any:
+            headers = {"Authorization": f"Bearer {admin}"}
+            answer = http.request("POST", broker.url + path, json=body, headers=headers)
+            assert answer.status == 201
+            return answer.json()
+
+        made("/v1/acl", {"who": "part", "action": "read", "stream": "orders", "subject": "orders.eu"})
+        assert as_shown(admin)["num_pending"] == 3
+        assert as_shown(made("/v1/tokens", {"identity": "part"})["token"]) is None
         broker.terminate()
     finally:
         broker.kill()
@@ -250,6 +352,11 @@ def test_cursor_commands_show_consumers(
     assert "behind" in line
     (listed,) = json.loads(run("ls", "--stream", stream, "--json"))
     assert (listed["consumer"], listed["lag"]["rows"]) == ("jetstream:worker", 30)
+    assert listed["jetstream"] == numbers_of(server.url, stream, "worker")
+    header, row = run("ls", "--stream", stream).splitlines()
+    assert "pending  ack pending  redelivered" in header
+    assert row.split()[-4:] == ["30", "0", "0", "behind"]
+    assert "consumer sequence 20, stream sequence 20" in run("get", "jetstream:worker", stream)
     assert json.loads(run("get", "jetstream:worker", stream, "--json"))["offset"] == 20
     assert "CONSUMER.DELETE" in run("rm", "jetstream:worker", stream)
     assert "CONSUMER.CREATE" in run("set", "jetstream:worker", stream, "earliest")
@@ -298,6 +405,11 @@ def test_every_broker_shows_the_consumers_and_the_next_leader_continues(tmp_path
         clients = [NatslogClient(one.url, ClientOptions(retries=3, patience_s=10)) for one in cluster.brokers]
         assert [lags(one, "orders") for one in clients] == [{"jetstream:worker": (20, 10)}] * 3
         assert [one.cursor("jetstream:worker", "orders")["offset"] for one in clients] == [20] * 3
+        info = numbers_of(cluster.nats_url, "orders", "worker")
+        assert (info["num_pending"], info["ack_floor"]["stream_seq"]) == (10, 20)
+        for one in clients:
+            assert one.cursor("jetstream:worker", "orders")["jetstream"] == info
+            assert [found["jetstream"] for found in one.cursors()] == [info]
         series = [name for one in cluster.brokers for name in one.metrics() if "consumer_lag_rows" in name]
         assert len(series) == 1, "at the leader of the stream only"
 

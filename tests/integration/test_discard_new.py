@@ -137,6 +137,7 @@ def test_direct_append_that_would_exceed_the_limit_is_refused_as_a_whole(client:
     assert all_values(client, name) == [b"x", b"y", b"z"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("envelope", [False, True])
 def test_publisher_is_told(client: NatslogClient, nats_url: str, name: str, envelope: bool) -> None:
     client.create_stream(name, name, discard="new", max_messages=3)

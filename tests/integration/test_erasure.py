@@ -44,6 +44,7 @@ def keyed(url: str, subject: str, key: str, values: list[bytes]) -> None:
     publish_acked(url, subject, values, {"Natslog-Key": key})
 
 
+@pytest.mark.long
 def test_a_subject_is_gone_from_all_files(tmp_path: Path) -> None:
     with running(tmp_path / "own", retention_interval="200ms") as (nats, broker):
         client = broker.client()
@@ -72,6 +73,7 @@ def test_a_subject_is_gone_from_all_files(tmp_path: Path) -> None:
         assert numbers(client, "s") == [*kept, 21], "the subject may be used again"
 
 
+@pytest.mark.long
 def test_a_key_is_gone_from_all_files_and_what_it_hid_stays_hidden(tmp_path: Path) -> None:
     with running(tmp_path / "own", retention_interval="200ms") as (nats, broker):
         client = broker.client()
@@ -116,6 +118,7 @@ def test_a_text_of_which_no_row_is_left_is_erased_too(tmp_path: Path) -> None:
         assert in_files(broker.folder, b"key-anna") == []
 
 
+@pytest.mark.long
 def test_the_command_line_waits_and_prints_the_receipt(client: NatslogClient, filled: str) -> None:
     url = client.servers[0]
     refused = natslog("stream", "erase", filled, "--subject", f"{filled}.odd.x", url=url, check=False)
@@ -235,6 +238,7 @@ def test_no_replica_has_the_bytes_after_a_kill_during_the_erasure(tmp_path: Path
         assert not list(client.read("s")) or not sum(batch.num_rows for batch in client.read("s"))
 
 
+@pytest.mark.long
 def test_an_erasure_while_the_leader_changes_is_done_or_refused(tmp_path: Path) -> None:
     """An error may be retried: what was erased already is erased again, without harm."""
     with running_cluster(tmp_path / "own", settings={"retention_interval": "500ms"}) as cluster:
@@ -259,6 +263,7 @@ def test_an_erasure_while_the_leader_changes_is_done_or_refused(tmp_path: Path) 
             assert in_files(broker.folder, b"secret-", b"s.2") == []
 
 
+@pytest.mark.long
 def test_an_idle_follower_rolls_its_open_segment(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own", settings={"retention_interval": "500ms"}) as cluster:
         client, url = cluster.client(), cluster.nats.url

@@ -74,6 +74,7 @@ def test_the_client_reads_the_other_messages_and_checks_that_none_is_lost(broker
             assert filtered == expected(start, end, "a.3")
 
 
+@pytest.mark.long
 def test_exact_answers_state_how_many_messages_were_removed(broker: BrokerProcess) -> None:
     for start, end in ranges(12):
         for columns in ("", f"&columns={','.join(COLUMNS[::-1])}", "&columns=value"):

@@ -251,6 +251,16 @@ def test_extent_tells_how_far_so_many_bytes_reach(client: NatslogClient, filled:
         client.extent(filled, 0, 101)
 
 
+def test_extent_states_how_many_messages_there_are(client: NatslogClient, broker: BrokerProcess, filled: str) -> None:
+    def counted(query: str) -> int:
+        return int(ask(broker, "GET", f"/v1/streams/{filled}/extent{query}").json()["rows"])
+
+    assert (counted(""), counted("?start=10&end=30"), counted("?start=100")) == (100, 20, 0)
+    for offset in (0, 12, 13, 99):
+        client.delete_message(filled, offset)
+    assert (counted(""), counted("?start=10&end=30"), counted("?start=12&end=14")) == (96, 18, 0)
+
+
 def test_streams_are_listed_by_glob_and_group(client: NatslogClient, name: str) -> None:
     for suffix in ("a", "b"):
         client.create_stream(f"{name}-{suffix}", f"{name}.*", group=f"{name}-group")

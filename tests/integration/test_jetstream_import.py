@@ -22,8 +22,9 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from natslog.client import NatslogClient
-from natslog.errors import StreamConflict, StreamNotFound
+from natslog.errors import MigrationFailed, StreamConflict, StreamNotFound
 from natslog.migration.importing import MigrationOptions, migrate
+from natslog.migration.receiving import Receiving
 from natslog.migration.source import JetStreamSource, SourceInfo
 from natslog.nats_server import NatsServer
 from natslog.times import parse_timestamp_us
@@ -243,6 +244,7 @@ def test_work_queue_is_copied_without_removing_its_messages(
 # ---- interruptions ----
 
 
+@pytest.mark.long
 def test_copy_continues_after_sigkill_in_the_middle(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str, tmp_path: Path
 ) -> None:
@@ -354,6 +356,7 @@ def test_what_another_command_has_copied_meanwhile_is_no_loss(
     with_nats(source, fill_and_copy)
 
 
+@pytest.mark.long
 def test_switch_over_while_publishing_loses_and_doubles_nothing(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str, tmp_path: Path
 ) -> None:
@@ -452,6 +455,7 @@ async def fetched(connection: Any, name: str, consumer: str, count: int, prefix:
     return found
 
 
+@pytest.mark.long
 def test_consumers_continue_behind_their_ack_floor(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -563,6 +567,7 @@ def test_consumer_that_natslog_does_not_support_is_named(
     assert "priority groups" in body["refused"][0]["reason"]
 
 
+@pytest.mark.long
 def test_readers_continue_when_jetstream_is_disabled(name: str, tmp_path: Path) -> None:
     """The whole procedure with one NATS server: its configuration is reloaded without JetStream."""
     from natslog.nats_server import free_port
@@ -607,6 +612,7 @@ def test_readers_continue_when_jetstream_is_disabled(name: str, tmp_path: Path) 
 # ---- refusals ----
 
 
+@pytest.mark.long
 def test_streams_that_cannot_be_copied_are_refused_with_the_reason(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -655,6 +661,7 @@ def test_stream_that_was_created_again_is_another_one(
     assert sorted(rows(client, name)) == [1, 2]
 
 
+@pytest.mark.long
 def test_stream_that_is_deleted_during_the_copy_ends_it(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str, tmp_path: Path
 ) -> None:
@@ -669,6 +676,26 @@ def test_stream_that_is_deleted_during_the_copy_ends_it(
         with_nats(source, again)
         assert process.wait(60) == 1
     assert "deleted and created again" in (tmp_path / "import.log").read_text()
+
+
+def test_stream_that_is_created_again_before_the_import_has_its_consumer(
+    source: str, client: NatslogClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Receiving.begin
+
+    async def begin(self: Receiving) -> None:
+        async def again(connection: Any) -> None:
+            await api(connection, f"STREAM.DELETE.{name}")
+            await created(connection, name)
+
+        await asyncio.to_thread(with_nats, source, again)
+        await original(self)
+
+    with_nats(source, lambda one: created(one, name))
+    monkeypatch.setattr(Receiving, "begin", begin)
+    options = MigrationOptions(url=source, stream=name, name=name, until="resumed")
+    with pytest.raises(MigrationFailed, match="was deleted and created again during the import"):
+        asyncio.run(asyncio.wait_for(migrate(client, options), 30))
 
 
 def test_server_without_jetstream_is_named(broker: BrokerProcess, tmp_path: Path) -> None:

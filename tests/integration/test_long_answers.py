@@ -77,6 +77,7 @@ def raw_answer(broker: BrokerProcess, version: str, query: str) -> bytes:
         return b"".join(iter(lambda: raw.recv(1 << 20), b""))
 
 
+@pytest.mark.long
 def test_client_of_http_1_0_reads_to_the_end_of_the_connection(long: BrokerProcess) -> None:
     head, _, body = raw_answer(long, "1.0", "start=0").partition(b"\r\n\r\n")
     assert b"chunked" not in head.lower()

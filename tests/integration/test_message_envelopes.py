@@ -16,7 +16,8 @@ from natslog.client import NatslogClient
 from natslog.wire.envelope import COOKIE, MESSAGE_OPENING, enveloped
 from natslog.wire.row_hashes import as_ids
 from tests.harness import BrokerProcess, all_values, publish_acked, with_nats
-from tests.readme import ROOT
+from tests.pages import runs
+from tests.readme import Block
 
 KEY, ID, ACK_TO, CORRELATION = "Natslog-Key", "Nats-Msg-Id", "Natslog-Ack-To", "Natslog-Correlation-Id"
 
@@ -196,8 +197,9 @@ def test_rows_in_a_message_in_an_envelope(client: NatslogClient, nats_url: str, 
     assert all_values(client, name) == [b"a", b"b"]
 
 
-def test_example_of_the_documentation(client: NatslogClient, nats_url: str, name: str) -> None:
-    [line] = [line for line in (ROOT / "docs/FORMATS.md").read_text().splitlines() if line.startswith("printf ")]
+@runs("FORMATS.md", block="Envelope")
+def test_example_of_the_documentation(client: NatslogClient, nats_url: str, name: str, block: Block) -> None:
+    (line,) = block.shell_lines
     command, _, _ = line.partition(" | nats pub")
     payload = subprocess.run(["sh", "-c", command], check=True, capture_output=True, timeout=10).stdout
     client.create_stream(name, name)

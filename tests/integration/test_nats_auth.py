@@ -72,6 +72,7 @@ def broker_with(folder: Path, nats_url: str, login: dict[str, Any]) -> Iterator[
         broker.kill()
 
 
+@pytest.mark.long
 @METHOD
 def test_broker_records_and_publisher_gets_acks(tmp_path: Path, method: Callable[[Path], Login]) -> None:
     login = method(tmp_path)

@@ -68,6 +68,21 @@ def test_reader_reports_what_is_left_behind_the_end_it_gave(broker: BrokerProces
     reader.stop()
 
 
+def test_loss_of_a_deleted_stream_is_in_the_report(
+    broker: BrokerProcess, client: NatslogClient, stream: str, name: str
+) -> None:
+    client.create_stream(f"{name}-kept", f"{name}-kept")
+    reader = reader_of(broker.url, f"{stream},{name}-kept", failOnDataLoss="false")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    client.delete_stream(stream)
+    reader.latestOffset(end, ReadAllAvailable())
+    report = reader.reportLatestOffset()
+    assert report is not None
+    assert {at: report[at]["rows_lost"] for at in report} == {stream: None, f"{name}-kept": 0}
+    assert (report[stream]["offset"], report[stream]["rows_behind"]) == (100, 0)
+    reader.stop()
+
+
 @contextmanager
 def black_hole() -> Iterator[str]:
     """Takes connections, and never says a word."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,9 @@ from pyspark_natslog.source.schema import spark_schema
 from pyspark_natslog.source.splits import Task
 from pyspark_natslog.source.stream_reader import StreamReader
 from tests.harness import BrokerProcess, publish_acked
+
+CONFIRMING_S = 2.0
+"""How long a stream is looked for before it is reported as lost."""
 
 
 def reader_of(broker: BrokerProcess, **options: Any) -> StreamReader:
@@ -109,9 +113,55 @@ def test_stream_deleted_under_a_pattern_is_loss_once_or_dropped(
 
 
 def test_stream_taken_out_of_the_options_is_no_loss(broker: BrokerProcess, family: str) -> None:
+    both = reader_of(broker, stream=f"{family}-a,{family}-b", maxOffsetsPerTrigger="8")
+    start = both.initialOffset()
+    first = take(both, start)
+    alone = reader_of(broker, stream=f"{family}-a")
+    second = take(alone, first)
+    assert second[f"{family}-b"] == first[f"{family}-b"], "its position is kept, as the same text"
+    assert {stream for stream, _ in rows_of(alone, alone.partitions(first, second))} == {f"{family}-a"}
+    assert take(alone, second) == second
+    third = take(both, second)
+    assert 0 < moved(second, third)[f"{family}-b"] <= 8, "it continues where it was"
+
+
+def test_stream_that_leaves_during_a_batch_is_read_to_the_end_of_the_batch(broker: BrokerProcess, family: str) -> None:
     both = reader_of(broker, stream=f"{family}-a,{family}-b")
     start = both.initialOffset()
-    assert sorted(take(reader_of(broker, stream=f"{family}-a"), start)) == [f"{family}-a"]
+    end = take(both, start)
+    alone = reader_of(broker, stream=f"{family}-a")  # Spark runs the batch again, and asks for no other end before
+    assert rows_of(alone, alone.partitions(start, end)) == expected(family, a=60, b=20)
+
+
+def test_cursor_that_moves_while_a_batch_read_is_planned(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = NatslogClient.cursor
+
+    def moved_meanwhile(self: NatslogClient, consumer: str, stream: str) -> dict[str, Any]:
+        publish_acked(nats_url, f"{family}.b", [b"new"])
+        client.set_cursor(consumer, stream, client.stream(stream)["high_watermark"])
+        return original(self, consumer, stream)
+
+    monkeypatch.setattr(NatslogClient, "cursor", moved_meanwhile)
+    options = {"servers": broker.url, "stream": f"{family}-b", "startingOffsets": "cursor:job"}
+    parsed = SourceOptions.parse(options, streaming=False)
+    assert BatchReader(parsed, spark_schema(parsed.selected_columns())).partitions() == []
+
+
+def test_stream_that_a_group_does_not_select_was_not_deleted(
+    broker: BrokerProcess, client: NatslogClient, family: str
+) -> None:
+    client.create_stream(f"{family}-c", f"{family}.c", group=f"{family}-g")
+    start = reader_of(broker, streamPattern=f"{family}-*").initialOffset()
+    grouped = reader_of(broker, group=f"{family}-g")
+    assert take(grouped, start) == start
+    started = time.monotonic()
+    assert take(grouped, start) == start
+    assert time.monotonic() - started < CONFIRMING_S, "what has left is not looked for at each trigger"
+    client.delete_stream(f"{family}-b")
+    with pytest.raises(DataLoss, match=f"stream '{family}-b': offsets 0 and later are lost: the stream was deleted"):
+        take(reader_of(broker, group=f"{family}-g"), start)
 
 
 def test_group_names_its_streams_and_those_that_join_it(
@@ -366,7 +416,6 @@ def test_long_columns_that_nobody_wants_are_not_sent(
         ({"stream": "a", "startingTimestamp": '{"b": 0}'}, "startingTimestamp names 'b'"),
         ({"stream": "a", "startingTimestamp": "{"}, "startingTimestamp.*must be a time or JSON"),
         ({"stream": "a", "endingTimestamp": "0"}, "endingTimestamp is for batch reads"),
-        ({"stream": "a", "filterPushdown": "true"}, "filterPushdown is for batch reads"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], words: str) -> None:

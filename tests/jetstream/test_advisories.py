@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pytest
 
 from tests.cluster_harness import ClusterBroker
 from tests.harness import eventually
@@ -105,6 +106,27 @@ def test_consumers_that_are_created_used_and_deleted(both: Both) -> None:
     ]
 
 
+def test_message_that_was_delivered_too_often_is_stated_with_the_request_that_skips_it(both: Both) -> None:
+    """No time that the consumer waits for ends before."""
+    one = {"batch": 1, "expires": 3600_000_000_000}
+    found = both.compare(
+        [
+            Api("STREAM.CREATE.ORDERS", STREAM),
+            *(Publish(f"orders.{letter}") for letter in "abc"),
+            consumer("worker", max_deliver=2, ack_wait=3600_000_000_000),
+            Subscribe("exceeded", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"),
+            Pull("ORDERS", "worker", one),
+            Ack(-1, b"-NAK", is_request=False),
+            Pull("ORDERS", "worker", one),
+            Ack(-1, b"-NAK", is_request=False),
+            Pull("ORDERS", "worker", one),
+            Advisories("exceeded", 1),
+        ]
+    )
+    (advisory,) = found[-1]
+    assert (advisory[2]["stream_seq"], advisory[2]["deliveries"]) == (1, 2)
+
+
 # ---- several brokers ----
 
 
@@ -145,6 +167,7 @@ def serves(broker: ClusterBroker) -> bool:
     return bool(broker.client().cluster()["jetstream"] == "on")
 
 
+@pytest.mark.long
 def test_each_change_is_stated_once_whoever_makes_it_and_each_leader_states_that_it_leads(tmp_path: Path) -> None:
     with three_brokers(tmp_path) as cluster:
         received = Received(cluster.nats_url)

@@ -73,6 +73,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PLAYS_WITHIN_S + BUILDS_WITHIN_S + 60)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_unchanged_client_receives_the_same(both: Both, tmp_path: Path, program: Callable[[Path], Command]) -> None:

@@ -86,6 +86,7 @@ def published(cluster: Cluster, subject: str, count: int) -> list[int]:
     return with_nats(cluster.nats.url, work)
 
 
+@pytest.mark.long
 def test_each_request_gets_one_answer(cluster: Cluster) -> None:
     names = [f"one{at}" for at in range(4)]  # led by several brokers
     for name in names:
@@ -110,6 +111,7 @@ def test_each_request_gets_one_answer(cluster: Cluster) -> None:
     assert answer(cluster, "STREAM.NAMES")["streams"] is None
 
 
+@pytest.mark.long
 def test_more_replicas_than_brokers(cluster: Cluster) -> None:
     assert create(cluster, "many", num_replicas=4)["error"]["err_code"] == 10074
 
@@ -207,6 +209,7 @@ class Bucket:
                     self.answered += 1
 
 
+@pytest.mark.long
 def test_direct_requests_get_no_older_value_than_was_acked_while_leaders_are_killed(cluster: Cluster) -> None:
     assert create(cluster, "bucket", subjects=["bucket.*"], allow_direct=True, max_msgs_per_subject=1)["did_create"]
     cluster.wait_in_sync()
@@ -239,6 +242,7 @@ def test_replicated_stream_with_a_first_sequence(cluster: Cluster) -> None:
     answer(cluster, "STREAM.DELETE.later")
 
 
+@pytest.mark.long
 def test_stream_that_cannot_commit_does_not_hold_the_others(cluster: Cluster) -> None:
     """It is answered with an error, and others at once."""
     create(cluster, "fine", num_replicas=1)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from tests.harness import with_nats
 from tests.jetstream.both import Api, Both, Direct, Publish, Step
 from tests.jetstream.test_hostile import natslog
@@ -68,6 +70,7 @@ def bucket(**config: Any) -> Api:
     return create("A", subjects=["a.>"], allow_direct=True, max_msgs_per_subject=1, **config)
 
 
+@pytest.mark.long
 def test_requests_of_all_kinds_get_what_they_get_alone(both: Both) -> None:
     filled: list[Step] = [Publish(f"a.{at}", b"%d" % at, {"k": f"v{at}"} if at % 3 else {}) for at in range(30)]
     filled += [Publish("a.empty", b""), Publish("a.large", bytes(200_000)), Publish("a.é.ü", b"letters")]

@@ -86,8 +86,13 @@ def sequence(
     stream: dict[str, Any], config: dict[str, Any], filters: tuple[dict[str, Any], ...], steps: list[Step]
 ) -> list[Step]:
     """Each consumer keeps its filters: JetStream does not count new messages after some changes of them. None of a
-    stream with the retention `interest` begins at a sequence: JetStream keeps messages before it.
+    stream with the retention `interest` begins at a sequence: JetStream keeps messages before it. None begins with the
+    last message of each subject where messages are removed: JetStream subtracts each one from the number that is
+    pending, also an older one that it has not counted (`decStreamPending`).
     """
+    limits = ("max_msgs", "max_msgs_per_subject")
+    removes = any(stream.get(name, -1) > 0 for name in limits) or stream.get("retention", "limits") != "limits"
+    removes |= any(isinstance(step, Api) and step.call == "STREAM.MSG.DELETE.A" for step in steps)
     by_name = dict(zip("CDE", filters, strict=True))
     first: list[Step] = [create("A", subjects=["a.*"], **stream), consumer("C", ack_wait=600 * SECOND, **config)]
     found: list[Step] = []
@@ -95,6 +100,11 @@ def sequence(
         if isinstance(step, Api) and step.call.startswith("CONSUMER.CREATE"):
             given_config = step.body["config"]
             policy = given_config.get("deliver_policy")
+            if policy == "last_per_subject" and removes:
+                policy = None
+                given_config = {
+                    key: one for key, one in given_config.items() if key not in ("deliver_policy", "filter_subject")
+                }
             if policy != "last_per_subject":
                 given_config = given_config | by_name[given_config["durable_name"]]
             if policy == "by_start_sequence" and stream.get("retention") == "interest":

@@ -75,9 +75,11 @@ def test_with_security_it_is_served_only_on_request(tmp_path: Path, mode: str, s
             eventually(lambda: info(url), what="the API is served")
         else:
             assert info(url) is None
-            assert "the JetStream API is off, because security is enabled" in broker.output()
+            reason = "the JetStream API is off, because security is enabled"
+            eventually(lambda: reason in broker.output(), what="the broker logs why")
 
 
+@pytest.mark.long
 def test_one_of_two_clusters_in_an_account_serves_it(tmp_path: Path) -> None:
     """Otherwise each request would have two answers, of which a client takes any."""
     with served(tmp_path / "first") as (url, first):
@@ -147,6 +149,27 @@ def test_permissions_of_the_brokers_user(tmp_path: Path, publish: str, subscribe
         assert publish_acked(url, "a", [b"x"])[0]["seq"] == 1
         assert (info(url) is not None) == (state == "on")
         assert ("lacks permissions" in broker.output()) == (state == "forbidden")
+
+
+@pytest.mark.long
+def test_brokers_that_look_for_other_clusters_read_no_streams(tmp_path: Path) -> None:
+    """They do it every ten seconds: the size of each stream would be read each time."""
+
+    async def probe(connection: Any) -> tuple[dict[str, str], bytes, dict[str, Any]]:
+        subscription = await connection.subscribe("$JS.API.INFO")
+        probed = await subscription.next_msg(timeout=20)
+        answer = await connection.request("$JS.API.INFO", headers=probed.headers, timeout=5)
+        return dict(probed.headers or {}), bytes(probed.data), json.loads(answer.data)
+
+    with served(tmp_path) as (url, broker):
+        eventually(lambda: info(url), what="the API is served")
+        broker.client().create_stream("a", "a")
+        headers, payload, answer = with_nats(url, probe)
+        assert (headers, payload) == ({"Natslog-Probe": "true"}, b"")
+        assert answer.keys() == {"type", "api"}, "no numbers of streams"
+        full = info(url)
+        assert full is not None
+        assert full["streams"] == 1
 
 
 def test_restarted_server_gets_the_subscriptions_again(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ three rare delays in a row there happens here every hundred walks. The checker i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from natslog.cluster.commands import MoveReplicas
@@ -195,7 +196,7 @@ def run_walk(seed: int, trace: list[str] | None = None) -> Result:
     return result_of(seed, walk.world, walk.checker)
 
 
-def first_red_walk(seeds: range) -> tuple[int, str] | None:
+def first_red_walk(seeds: Iterable[int]) -> tuple[int, str] | None:
     """The first walk that fails, and how."""
     for seed in seeds:
         try:

@@ -486,7 +486,7 @@ def run_seed(seed: int, trace: list[str] | None = None) -> Result:
     return result_of(seed, cluster.world, cluster.checker)
 
 
-def first_red(seeds: range) -> tuple[int, str] | None:
+def first_red(seeds: Iterable[int]) -> tuple[int, str] | None:
     """The first seed that fails, and how."""
     for seed in seeds:
         try:

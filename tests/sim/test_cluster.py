@@ -1,4 +1,4 @@
-"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told) and three times as many walks: the first
+"""The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 240 of them unless told) and three times as many walks: the first
 fifth in `make test`, the others in `make test-all`.
 
 See `cluster_world` and `cluster_walk`. To replay one: `python -m tests.sim SEED`.
@@ -20,7 +20,7 @@ from tests.sim.cluster_process import STREAM
 from tests.sim.cluster_walk import run_walk
 from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
-SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "400"))
+SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "240"))
 PARTS = [
     pytest.param(range(SEEDS // 8), id="first"),
     pytest.param(range(SEEDS // 8, SEEDS), id="others", marks=pytest.mark.long),

@@ -23,22 +23,28 @@ from tests.sim.test_cluster import two_stop_and_the_last_dies, writes_resume_wit
 
 SEEDS = 300
 WALKS = 2000
-NOTICED_LATE = (
-    "proposal applied twice on retry",
-    "beyond the end without a barrier",
-    "who takes office keeps a part of a run",
-    "refused proposals are repeated for ever",
-    "late registration of a life that is over accepted",
-    "appointment of a stale version accepted",
-    "positions are stated without a session",
-    "hearing of a metadata leader begins a session",
-    "companion: ends of a former life count",
-    "companion: one that is missing opens as an empty log",
-    "companion: a leader serves before its records are delivered",
-    "removal: messages removed before a rule was added count",
-    "removal: a restarted follower serves before its records are delivered",
-)
-"""Rules that many seeds do not need: these take seconds."""
+NOTICED_LATE = {
+    "proposal applied twice on retry": 85,
+    "beyond the end without a barrier": 119,
+    "who takes office keeps a part of a run": 41,
+    "refused proposals are repeated for ever": 24,
+    "late registration of a life that is over accepted": 81,
+    "appointment of a stale version accepted": 859,
+    "positions are stated without a session": 106,
+    "hearing of a metadata leader begins a session": 132,
+    "companion: ends of a former life count": 1758,
+    "companion: one that is missing opens as an empty log": 46,
+    "companion: a leader serves before its records are delivered": 5,
+    "removal: messages removed before a rule was added count": 26,
+    "removal: a restarted follower serves before its records are delivered": 68,
+}
+"""Rules that many seeds do not need, with the first seed or walk that did when this was written. It is tried first: the
+search for one takes up to a minute.
+"""
+
+
+def _likely_first(name: str, count: int) -> list[int]:
+    return [NOTICED_LATE.get(name, 0), *range(count)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,7 @@ NOTICED_LATE = (
 )
 def test_rule_switched_off_is_noticed_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     IN_TIME[name](monkeypatch)
-    assert first_red(range(SEEDS)) is not None, f"{name}: {SEEDS} seeds saw nothing wrong"
+    assert first_red(_likely_first(name, SEEDS)) is not None, f"{name}: {SEEDS} seeds saw nothing wrong"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,7 @@ def test_rule_switched_off_is_noticed_in_time(name: str, monkeypatch: pytest.Mon
 )
 def test_rule_switched_off_is_noticed_on_a_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WALKING[name](monkeypatch)
-    assert first_red_walk(range(WALKS)) is not None, f"{name}: {WALKS} walks saw nothing wrong"
+    assert first_red_walk(_likely_first(name, WALKS)) is not None, f"{name}: {WALKS} walks saw nothing wrong"
 
 
 @pytest.mark.parametrize("name", DIRECTED)

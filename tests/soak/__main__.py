@@ -4,10 +4,11 @@ Publishers send unique messages and note which were acked. Two jobs of `spark_jo
 read the stream: `stream_to_parquet.py` writes a table, `enrich_stream.py` another stream that deduplicates. A third
 one, `changing_job.py`, publishes to a stream and appends to another one, and is redeployed in other versions and set
 back to earlier checkpoints. Brokers, the NATS server and the drivers are killed (SIGKILL) and paused, one after
-another, in the end all at once. Then all is started again and drained, and every acked message must be once in the
-table, read through Spark's own file log as a user reads it, and once in the stream of `enrich_stream.py`. What
-`changing_job.py` published must be there at least once; what it appended exactly once, in each stream up to where its
-query ended with the reason, and in the last one completely. The same seed picks the same faults in the same order.
+another, in the end all at once; each start of a driver reads with the other reader for Spark. Then all is started
+again and drained, and every acked message must be once in the table, read through Spark's own file log as a user reads
+it, and once in the stream of `enrich_stream.py`. What `changing_job.py` published must be there at least once; what it
+appended exactly once, in each stream up to where its query ended with the reason, and in the last one completely. The
+same seed picks the same faults in the same order.
 """
 
 from __future__ import annotations

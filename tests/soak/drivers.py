@@ -1,4 +1,5 @@
 """Spark jobs as a supervisor runs them: started again whenever they end, killed and paused by faults.
+They read with the Python source and with the columnar reader in turn.
 
 A driver is a session of processes: the job's Python, Spark's JVM, and the Python workers. A kill takes job and JVM at
 once, as the kernel's out-of-memory killer or a lost machine would; workers, in process groups of their own, find their
@@ -21,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from natslog.nats_server import end_with_parent
+from pyspark_natslog.jar import jar_path
 from tests.harness import eventually
 from tests.soak.changing_job import CONFLICTS
 from tests.spark.job_processes import JOBS
@@ -77,12 +79,19 @@ class Driver:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self._with_reader(),
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
         self._sessions.append(self._process.pid)
         self.starts += 1
+
+    def _with_reader(self) -> dict[str, str]:
+        """Every second start has the columnar reader: each goes on where the other one was killed."""
+        if self.starts % 2 == 0:
+            return self._environment
+        given = self._environment["PYSPARK_SUBMIT_ARGS"]
+        return self._environment | {"PYSPARK_SUBMIT_ARGS": f"--jars {jar_path()} {given}"}
 
     def _keep(self) -> None:
         while self._is_kept.is_set():

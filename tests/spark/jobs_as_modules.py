@@ -10,6 +10,7 @@ sys.path.insert(0, str(JOBS))
 
 import checkpoints
 import compact_parquet
+import demo_plot
 import enrich_stream
 import job_credentials
 import job_support
@@ -20,6 +21,7 @@ import subject_mapping
 __all__ = [
     "checkpoints",
     "compact_parquet",
+    "demo_plot",
     "enrich_stream",
     "job_credentials",
     "job_support",

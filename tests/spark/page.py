@@ -1,8 +1,7 @@
 """docs/SPARK.md as its reader uses it: its blocks of code, each run as it stands in the page.
 
-A block is named by the heading above it, and further blocks of a section as `heading (2)`, `heading (3)`. A test gets
-blocks by the decorator `runs`, which also notes that they are run. Only what belongs to the reader's own machines is
-replaced: addresses, ports, and the folders `/checkpoints`, `lake` and `state`.
+A test gets blocks by the decorator `runs` (`tests.pages`). Only what belongs to the reader's own machines is replaced:
+addresses, ports, and the folders `/checkpoints`, `lake` and `state`.
 """
 
 from __future__ import annotations
@@ -15,62 +14,38 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from natslog.client import NatslogClient
+from tests import pages
 from tests.clocks import WallClock
 from tests.harness import BrokerProcess, eventually, publish_acked
-from tests.readme import ROOT, Block, blocks
+from tests.readme import Block
 from tests.spark.job_processes import job_environment
 
-PAGE = ROOT / "docs" / "SPARK.md"
+PAGE = pages.PAGES["SPARK.md"]
 RUN_WITHIN_S = 120.0
 """Of commands and queries; the first ones in a new checkout compile kernels."""
 _READ_WITHOUT_SERVERS = re.compile(r'(\.read(?:Stream)?\.format\("natslog"\))')
 
 
-def page_blocks() -> dict[str, Block]:
-    """Every fenced block of the page by its name, in the order of the page."""
-    seen: Counter[str] = Counter()
-    found: dict[str, Block] = {}
-    for block in blocks(PAGE.read_text()):
-        seen[block.heading] += 1
-        number = seen[block.heading]
-        found[block.heading if number == 1 else f"{block.heading} ({number})"] = block
-    return found
-
-
-taken: list[str] = []
-"""Names of the blocks that tests run."""
-
-
-def runs(**names: str) -> pytest.MarkDecorator:
+def runs(**names: str) -> Callable[[pages.Test], pages.Test]:
     """The test gets these blocks as arguments, and runs them: `@runs(block="JSON")`."""
-    taken.extend(names.values())
-    found = page_blocks()
-    values = tuple(found[name] for name in names.values())
-    return pytest.mark.parametrize(tuple(names), [pytest.param(*values, id="; ".join(names.values()))])
+    return pages.runs("SPARK.md", **names)
 
 
 def section(heading: str) -> str:
     """What stands between this heading and the next one."""
     (text,) = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", _without_blocks(), re.DOTALL | re.MULTILINE)
     return str(text)
-
-
-def commands(heading: str) -> list[str]:
-    """The indented lines of a section; lines that end in a backslash together with the next one."""
-    return "\n".join(re.findall(r"^    (.*)$", section(heading), re.MULTILINE)).replace("\\\n", "").splitlines()
 
 
 def table(heading: str) -> list[list[str]]:

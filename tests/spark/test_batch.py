@@ -69,7 +69,6 @@ def test_headers_are_added_on_request(spark: SparkSession, broker: BrokerProcess
         ({"startingOffsets": "NAME:42"}, (42, 100)),
         ({"startingOffsets": "NAME:13", "endingOffsets": "NAME:14"}, (13, 14)),
         ({"endingOffsets": "NAME:7"}, (0, 7)),
-        ({"startingOffsets": "latest"}, (100, 100)),
         ({"startingOffsets": "NAME:5", "endingOffsets": "NAME:5"}, (5, 5)),
         ({"startingOffsets": "NAME:3", "endingOffsets": "NAME:98", "minPartitions": "7"}, (3, 98)),
         ({"maxRecordsPerPartition": "9"}, (0, 100)),
@@ -151,7 +150,7 @@ def test_large_binary_values_survive(
     ("options", "words"),
     [
         ({"startingOfsets": "earliest"}, "unknown option.*did you mean 'startingOffsets'"),
-        ({"startingOffsets": "soon"}, "startingOffsets.*must be earliest, latest or JSON"),
+        ({"startingOffsets": "soon"}, "startingOffsets.*must be earliest, latest, cursor:NAME or JSON"),
         ({"startingOffsets": '{"other": 1}'}, "names 'other', which is not read"),
         ({"startingOffsets": "NAME:500"}, "above the high watermark 100"),
         ({"startingOffsets": "NAME:9", "endingOffsets": "NAME:3"}, "start, offset 9, is above the end, offset 3"),

@@ -25,6 +25,7 @@ async def _filled(connection: Any) -> None:
     await bucket.purge("eu.1")
 
 
+@pytest.mark.long
 def test_bucket_is_a_table_with_its_latest_view_and_a_history_without(spark: SparkSession, tmp_path: Path) -> None:
     server = NatsServer(0, tmp_path / "nats.log").start()
     broker = BrokerProcess(tmp_path / "broker", server.url, nats_leaf_url=server.leaf_url).start()

@@ -158,6 +158,7 @@ def detect_arguments(stream: str, **changed: str) -> list[str]:
     return [text for name, value in given.items() for text in (f"--{name}", value)]
 
 
+@pytest.mark.long
 def test_job_on_a_missing_stream_says_so_in_one_sentence(broker: BrokerProcess, folder: Path) -> None:
     for job, arguments in [
         ("stream_to_console.py", ["--stream", "nowhere"]),

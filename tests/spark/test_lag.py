@@ -133,6 +133,35 @@ def test_metrics_follow_a_running_query_and_end_with_it(
 
 
 @pytest.mark.long
+def test_progress_and_metrics_count_what_is_lost(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    stream: str,
+    tmp_path: Path,
+    listener: LagListener,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without a cursor: the columnar reader, where it is there, reports the same."""
+    client.purge(stream, below=40)
+    port = listener.start_http_server(0)
+    options = {"failOnDataLoss": "false", "startingOffsets": json.dumps({stream: 0}), "maxOffsetsPerTrigger": "1"}
+    source = spark.readStream.format("natslog").options(servers=broker.url, stream=stream, **options).load()
+    query = source.writeStream.format("noop").queryName("loses").trigger(processingTime="100 milliseconds").start()
+    try:
+        found = eventually(lambda: scrape(port), 60, "metrics of the query")
+        assert found["natslog_query_rows_lost_total", stream] == 40
+        assert 0 < found["natslog_query_rows_behind", stream] < 60
+        eventually(lambda: ("natslog_query_bytes_behind", stream) in scrape(port), 60, "a broker stated the bytes")
+    finally:
+        query.stop()
+    latest = latest_of(query, stream)
+    assert {one["rows_lost"] for one in latest} == {40}
+    assert all(one["bytes_behind"] > 100 and one["seconds_behind"] > 0 for one in latest if one["bytes_behind"])
+    assert "query loses has lost 40 rows of stream" in caplog.text
+
+
+@pytest.mark.long
 def test_without_lag_the_progress_is_as_it_was(
     spark: SparkSession, broker: BrokerProcess, stream: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.newcomer import Terminal, fresh_checkout, left_running, own_network
-from tests.readme import Block, blocks
+from tests.pages import plays
+from tests.readme import Block
 
 _SECONDS = 1500  # PySpark alone is 0.4 GB to download
 _NATS_PORT, _HTTP_PORT = 4222, 9292  # of `natslog dev`, as README uses it
@@ -20,10 +21,12 @@ _NATS_PORT, _HTTP_PORT = 4222, 9292  # of `natslog dev`, as README uses it
 
 @pytest.mark.long
 @pytest.mark.timeout(_SECONDS)
-def test_readme_gets_a_newcomer_through_in_a_fresh_checkout_with_nothing_activated(tmp_path: Path) -> None:
+@plays("README.md")
+def test_readme_gets_a_newcomer_through_in_a_fresh_checkout_with_nothing_activated(
+    tmp_path: Path, played: list[Block]
+) -> None:
     checkout = fresh_checkout(tmp_path / "natslog")
-    found = blocks((checkout / "README.md").read_text())
-    install, *others = [block for block in found if block.language == "console" or block.file_name]
+    install, *others = played
     with Terminal(checkout, []) as terminal:
         assert terminal.run("command -v natslog")[0] != 0, "natslog is activated already"
         for command in install.commands:  # in the network of this machine: packages are downloaded

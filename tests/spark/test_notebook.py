@@ -10,29 +10,19 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess
+from tests.notebooks import NOTEBOOKS, digest, executed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-
-
-def opened(name: str) -> Any:
-    return nbformat.reads((NOTEBOOKS / name).read_text(), as_version=4)  # type: ignore[no-untyped-call]
 
 
 class Done:
     """What a notebook printed and drew."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        notebook = opened(name)
-        NotebookClient(
-            notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-        ).execute()
-        outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        outputs: list[Any] = [output for cell in executed(name, folder).cells for output in cell.get("outputs", [])]
         self.text = "".join(output.get("text", "") for output in outputs)
         self.images = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
 
@@ -57,11 +47,23 @@ def addresses(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in NOTEBOOKS.glob("*.ipynb")))
-def test_notebook_is_committed_without_outputs(name: str) -> None:
+def test_notebook_is_committed_with_the_outputs_of_its_code(name: str) -> None:
+    """Whoever only browses the repository sees what it shows; and nothing of the machine that it ran on."""
     notebook = opened(name)
     nbformat.validate(notebook)
+    assert notebook.metadata["natslog"]["code"] == digest(notebook), "make notebooks"
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert not any(output.get("name") == "stderr" for output in outputs)
+    pictures = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1
+    assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")
+    assert len((NOTEBOOKS / name).read_bytes()) < 400 * 1024
+    text = "".join(output.get("text", "") for output in outputs)
+    assert text
+    assert not re.search(r"/(home|root|tmp|work|Users)/", text)
 
 
 @pytest.mark.long

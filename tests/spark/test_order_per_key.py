@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, eventually, running
-from tests.spark.page import page_blocks
+from tests.pages import page_blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -32,7 +32,7 @@ ALL = PUBLISHERS * KEYS * EACH
 def partitioned(folder: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     """A NATS server with the mapping, a broker, and a stream for each partition."""
     config = folder / "nats.conf"
-    config.write_text(page_blocks()["Order per key over many streams"].text)
+    config.write_text(page_blocks("SPARK.md")["Order per key over many streams"].text)
     with running(folder, nats_arguments=("-c", str(config))) as (server, broker):
         for number in range(STREAMS):
             broker.client().create_stream(f"orders-{number}", f"orders.{number}.*")

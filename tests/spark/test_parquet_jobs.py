@@ -107,7 +107,7 @@ def compact(spark: SparkSession, source: Path, output: Path, *more: str) -> None
 
 
 @pytest.mark.long
-@runs(block="Stream to Parquet, in files of a wished size (2)")
+@runs(block="Stream to Parquet, in files of a wished size (3)")
 def test_compaction_copies_finished_days_once_into_few_sorted_files(
     spark: SparkSession, reader: Reader, block: Block, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +165,7 @@ def test_compaction_refuses_what_is_no_streaming_table(spark: SparkSession, fold
 # ---- from batch to stream ----
 
 
+@pytest.mark.long
 def test_a_stream_takes_over_where_a_backfill_ended_without_a_gap_or_a_row_twice(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:

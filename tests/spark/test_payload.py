@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from natslog.arrow.payloads import Payloads
 from natslog.client import NatslogClient
 from pyspark_natslog.payload.avro_schema import fingerprint
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_arrow import ArrowJson, supports
-from pyspark_natslog.payload.rows import Payloads
 from tests.harness import BrokerProcess, publish_acked
 
 pytestmark = pytest.mark.spark
@@ -174,6 +174,36 @@ def test_fast_path_of_json_means_what_spark_means_by_it(spark: SparkSession, rea
     theirs = theirs.select("offset", F.from_json("text", text, options).alias("row")).select("offset", "row.*")
     both = zip(rows(frame, *frame.columns[5:]), rows(theirs, *frame.columns[5:]), strict=True)
     assert {case: pair for case, pair in zip(cases, both, strict=True) if repr(pair[0]) != repr(pair[1])} == {}
+
+
+VARIANTS = [
+    *(line.encode() for line in CASES),
+    b'{"\\uffff":1,"\\ud83d\\ude00":2,"\\ue000":3}', b"[1,2.50,1e3,12345678901234567890]", b'"text"', b"17", b"null",
+]  # fmt: skip
+
+
+@pytest.mark.long
+def test_variants_are_those_of_parse_json(read: Any) -> None:
+    """Byte for byte, of what both read; what only one reads is malformed here."""
+    values = [*VARIANTS, b'{"a":{"b":[1,{"c":"x"}]}}', b"no json", b""]
+    found = read(values, payloadFormat="variant", columnNameOfCorruptRecord="bad")
+    spark = read(values).select("offset", F.expr("try_parse_json(cast(value as string)) v"))
+    expected = {row.offset: row.v for row in spark.collect()}
+    compared = 0
+    for row in found.collect():
+        if row.bad is None and values[row.offset].strip():
+            theirs = expected[row.offset]
+            assert (bytes(row.value.value), bytes(row.value.metadata)) == (bytes(theirs.value), bytes(theirs.metadata))
+            compared += 1
+        elif row.bad is not None:
+            assert row.value is None
+            assert row.bad.encode() == values[row.offset]
+    assert compared > len(CASES) // 2
+    (inner,) = found.selectExpr("variant_get(value, '$.a.b[1].c', 'string') c").where("c is not null").collect()
+    assert inner.c == "x"
+    assert read(values, payloadFormat="variant", mode="DROPMALFORMED").count() < len(values)
+    with pytest.raises(Exception, match="offset 1: the payload is malformed: it is not valid JSON"):
+        read([b"1", b"x"], payloadFormat="variant", mode="FAILFAST").collect()
 
 
 @pytest.mark.long
@@ -409,7 +439,10 @@ def test_typed_payloads_in_a_streaming_query(
         ({"payloadFormat": "json"}, "option payloadSchema is missing: payloadFormat json requires it"),
         ({"payloadSchema": "a int"}, "option payloadSchema requires .* and payloadFormat is binary by default"),
         ({"payloadFormat": "string", "payloadSchema": "a int"}, "payloadSchema requires .* payloadFormat is string"),
-        ({"mode": "FAILFAST"}, "option mode requires payloadFormat string, json, avro or arrow, and"),
+        (
+            {"mode": "FAILFAST"},
+            "option mode requires payloadFormat string, variant, json, avro, arrow or protobuf, and",
+        ),
         ({"payloadColumn": "p"}, "option payloadColumn requires .* and payloadFormat is binary by default: set"),
         ({"payloadFormat": "json", "payloadSchema": "a itn"}, "payloadSchema: 'itn' is not a type; did you mean 'int'"),
         ({"payloadFormat": "json", "payloadSchema": "a int, A int"}, "payloadSchema: the name 'a' occurs twice"),

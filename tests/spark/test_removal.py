@@ -13,6 +13,7 @@ from tests.harness import publish_acked, running
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_the_latest_view_is_the_table_side_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     with running(tmp_path) as (nats, broker):
         client = broker.client()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import importlib
 import json
 import logging
 import re
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +22,11 @@ from pyspark.sql.streaming import StreamingQuery
 
 from natslog.nats_server import free_port
 from tests.harness import eventually, flushed, natslog, with_nats
+from tests.pages import page_blocks
 from tests.readme import Block
-from tests.spark.page import Reader, page_blocks, rows_of, runs, section, table, taken
+from tests.spark.page import Reader, rows_of, runs, table
 
 pytestmark = pytest.mark.spark
-
-
-def test_each_block_of_the_page_is_run_by_exactly_one_test() -> None:
-    for file in Path(__file__).parent.glob("test_*.py"):
-        if "@runs(" in file.read_text():
-            importlib.import_module(f"{__package__}.{file.stem}")
-    not_run_once = [name for name in page_blocks() if taken.count(name) != 1]
-    assert not not_run_once, "a test takes a block by @runs"
 
 
 def columns_that_the_comment_names(block: Block) -> list[str]:
@@ -53,7 +44,7 @@ def utc(text: str) -> datetime.datetime:
 # ---- reading ----
 
 
-@runs(block="Spark: the source and the sink `natslog`")
+@runs(block="Spark: the source and the sink `natslog` (2)")
 @pytest.mark.long
 def test_introduction_reads_a_stream_with_the_columns_that_it_names(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
@@ -177,7 +168,7 @@ def test_lag_listener_logs_the_line_and_serves_the_gauges_of_the_page(
         eventually(lambda: {(name, *labels) for name, labels, _ in scraped(port)} == gauges, 60, "every gauge is there")
         (behind,) = [value for name, _, value in scraped(port) if name == "natslog_query_rows_behind"]
         assert 0 < behind < 300
-        (progress,) = re.findall(r"^    (\{.*\})$", section("In the query's own progress"), re.MULTILINE)
+        progress = page_blocks("SPARK.md")["In the query's own progress"].text
         assert query.lastProgress is not None
         assert fields_of(query.lastProgress.sources[0].latestOffset) == fields_of(progress)
         query.stop()
@@ -185,7 +176,7 @@ def test_lag_listener_logs_the_line_and_serves_the_gauges_of_the_page(
     finally:
         reader.spark.streams.removeListener(listener)
         listener.close()
-    printed = re.findall(r"(\w+)=", re.findall(r"^    (query=.*)$", section(block.heading), re.MULTILINE)[0])
+    printed = re.findall(r"(\w+)=", page_blocks("SPARK.md")[f"{block.heading} (2)"].text)
     line = next(record.getMessage() for record in caplog.records if record.name == "pyspark_natslog.lag")
     assert re.findall(r"(\w+)=", line) == printed
     assert line.startswith("query=enrich stream=orders rows_behind=299 ")
@@ -214,17 +205,18 @@ def scraped(port: int) -> list[tuple[str, tuple[str, ...], float]]:
     return [(one.name, tuple(sorted(one.labels)), one.value) for family in families for one in family.samples]
 
 
-@runs(block="At the brokers: `cursor`")
+@runs(block="At the brokers: `cursor`", shown="At the brokers: `cursor` (2)")
 @pytest.mark.long
-def test_cursor_of_a_query_is_listed_as_the_page_shows(reader: Reader, block: Block) -> None:
+def test_cursor_of_a_query_is_listed_as_the_page_shows(reader: Reader, block: Block, shown: Block) -> None:
     reader.create("orders", "orders")
     reader.publish("orders", [b"x"] * 38)
     (frame,) = reader.run(block).values
     assert len(rows_of(frame)) == 38
     eventually(lambda: reader.client.cursor("enrich", "orders")["offset"] == 38, what="the last position is written")
     reader.publish("orders", [b"x"] * 12)
-    header, listed = re.findall(r"^    ((?:consumer|enrich) .*)$", section(block.heading), re.MULTILINE)
-    found = natslog("cursor", "ls", url=reader.broker.url).stdout.splitlines()
+    (command,) = shown.commands
+    header, listed = command.output
+    found = natslog(*command.text.split()[1:], url=reader.broker.url).stdout.splitlines()
     assert found[0].split() == header.split()
     (line,) = [line for line in found if line.startswith("enrich ")]
     assert cells(line)[:3] == ["enrich", "orders", "38"]

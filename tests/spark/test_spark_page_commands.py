@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from natslog.nats_server import end_with_parent
 from tests.clocks import WallClock
 from tests.harness import all_values, eventually, running
-from tests.readme import ROOT
-from tests.spark.page import RUN_WITHIN_S, Reader, commands, recorded_around
+from tests.readme import ROOT, Block
+from tests.spark.page import RUN_WITHIN_S, Reader, recorded_around, runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -53,8 +53,9 @@ def checkout(folder: Path) -> None:
     (folder / "spark_jobs").symlink_to(ROOT / "spark_jobs")
 
 
-def test_stream_to_stream_stores_each_message_once_with_its_reference_row(reader: Reader) -> None:
-    create, enrich = commands("Stream to stream, exactly once")
+@runs(block="Stream to stream, exactly once")
+def test_stream_to_stream_stores_each_message_once_with_its_reference_row(reader: Reader, block: Block) -> None:
+    create, enrich = block.shell_lines
     reader.create("orders", "orders.>")
     reader.publish("orders.eu", [b'{"sku": "a1", "quantity": 3}', b'{"sku": "b2", "quantity": 1}', b"no order"])
     (reader.folder / "items.csv").write_text("sku,name,price\na1,apple,0.35\n")
@@ -72,8 +73,9 @@ def test_stream_to_stream_stores_each_message_once_with_its_reference_row(reader
     assert passed_on == b"no order"
 
 
-def test_stream_to_parquet_writes_every_message(reader: Reader) -> None:
-    (command,) = commands("Stream to Parquet, in files of a wished size")
+@runs(block="Stream to Parquet, in files of a wished size")
+def test_stream_to_parquet_writes_every_message(reader: Reader, block: Block) -> None:
+    (command,) = block.shell_lines
     reader.create("orders", "orders.>")
     reader.publish("orders.new", [b"%d" % number for number in range(50)])
     lake, commits = reader.folder / "lake" / "orders", reader.folder / "state" / "orders-lake" / "commits"
@@ -82,9 +84,10 @@ def test_stream_to_parquet_writes_every_message(reader: Reader) -> None:
     assert sorted(row.offset for row in reader.spark.read.parquet(str(lake)).collect()) == list(range(50))
 
 
-def test_replay_publishes_the_messages_of_the_hour_again(spark: SparkSession, folder: Path) -> None:
+@runs(block="Replay")
+def test_replay_publishes_the_messages_of_the_hour_again(spark: SparkSession, folder: Path, block: Block) -> None:
     """A broker whose clock passes the end of that hour."""
-    try_out, replay = commands("Replay")
+    try_out, replay = block.shell_lines
     clock = WallClock(folder / "clock")
     with running(folder / "past", environment=clock.environment) as (nats, broker):
         reader = Reader(spark, broker, nats.url, folder, broker.client())

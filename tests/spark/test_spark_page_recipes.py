@@ -8,17 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
 from tests.clocks import WallClock
-from tests.harness import running
+from tests.harness import all_values, running, with_nats
 from tests.readme import Block
 from tests.spark.page import (
     Reader,
-    commands,
     recorded_around,
     rows_of,
     runs,
@@ -28,7 +28,7 @@ from tests.spark.page import (
 pytestmark = pytest.mark.spark
 
 
-@runs(block="Stream to Parquet, in files of a wished size")
+@runs(block="Stream to Parquet, in files of a wished size (2)")
 @pytest.mark.long
 def test_parquet_recipe_writes_a_small_batch_as_one_file_a_day(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
@@ -42,6 +42,23 @@ def test_parquet_recipe_writes_a_small_batch_as_one_file_a_day(reader: Reader, b
     days = [day for day in lake.iterdir() if day.name.startswith("day=")]
     assert [len(list(day.glob("*.parquet"))) for day in days] == [1] * len(days)
     assert (reader.folder / "state" / "orders-lake" / "commits" / "0").exists()
+
+
+@runs(spec="A declarative pipeline", flows="A declarative pipeline (2)")
+@pytest.mark.long
+def test_each_run_of_the_pipeline_goes_on_where_the_last_one_ended(reader: Reader, spec: Block, flows: Block) -> None:
+    for block in (spec, flows):
+        assert block.file_name is not None
+        text = reader.code(block).replace("file:///state/", f"file://{reader.folder}/state/")
+        (reader.folder / block.file_name).write_text(text)
+    reader.create("orders", "orders.>")
+    reader.client.create_stream("large", "large.>", dedupe_window="1h")
+    reader.streams.append("large")
+    for price, stored in ((200.5, 1), (300.0, 2)):
+        reader.publish("orders.new", [b'{"id":1,"price":%f}' % price, b'{"id":2,"price":5}'])
+        reader.shell("spark-pipelines run")
+        values = [json.loads(value) for value in all_values(reader.client, "large")]
+        assert [value["price"] for value in values] == [200.5, 300.0][:stored]
 
 
 @runs(block="From a backfill to a stream, without a gap")
@@ -60,6 +77,26 @@ def test_stream_starts_where_the_backfill_ended_while_messages_arrive(reader: Re
     )
     assert sorted(past) == list(range(ran.names["end"]))
     assert sorted(past + live) == list(range(20 + len(published)))
+
+
+@runs(block="Traces")
+@pytest.mark.long
+def test_rows_of_a_trace_are_found(reader: Reader, block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    async def publish(connection: Any) -> None:
+        trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        for headers in (None, {"k": "v"}, {"k": "v", "Traceparent": trace}, {"traceparent": trace.replace("4", "5")}):
+            await connection.request("orders.new", b"x", headers=headers, timeout=10)
+
+    reader.create("orders", "orders.>")
+    with_nats(reader.nats_url, publish)
+    ran = reader.run(block)
+    assert [row.trace_id and row.trace_id[:4] for row in ran.names["traced"].orderBy("offset").collect()] == [
+        None,
+        None,
+        "4bf9",
+        "5bf9",
+    ]
+    assert "|2     |4bf92f3577b34da6a3ce929d0e0e4736|" in capsys.readouterr().out
 
 
 @contextmanager
@@ -111,9 +148,13 @@ CUSTOMERS, ORDERS = [f"customer-{number}" for number in range(12)], 20
 
 
 @pytest.mark.long
-@runs(mapping="Order per key over many streams", program="Order per key over many streams (2)")
+@runs(
+    mapping="Order per key over many streams",
+    commands="Order per key over many streams (2)",
+    program="Order per key over many streams (3)",
+)
 def test_order_per_key_recipe_keeps_each_customers_messages_in_order(
-    spark: SparkSession, folder: Path, mapping: Block, program: Block
+    spark: SparkSession, folder: Path, mapping: Block, commands: Block, program: Block
 ) -> None:
     """With the server's configuration, the commands and the program of the page. Twice: the second time into a query
     that runs.
@@ -121,7 +162,7 @@ def test_order_per_key_recipe_keeps_each_customers_messages_in_order(
     (folder / "nats.conf").write_text(mapping.text)
     lines = [json.dumps({"customer": customer, "number": at}) for at in range(ORDERS) for customer in CUSTOMERS]
     (folder / "orders.ndjson").write_text("\n".join(lines) + "\n")
-    create, publish = commands(mapping.heading)
+    create, publish = commands.shell_lines
     with running(folder / "mapped", nats_arguments=("-c", str(folder / "nats.conf"))) as (nats, broker):
         reader = Reader(spark, broker, nats.url, folder, broker.client())
         reader.shell(create)

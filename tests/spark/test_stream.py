@@ -227,7 +227,7 @@ query.awaitTermination()
 
 @pytest.mark.timeout(900)
 @pytest.mark.long
-@pytest.mark.parametrize("kills", [1, DRIVER_KILLS])
+@pytest.mark.parametrize("kills", [DRIVER_KILLS])
 def test_driver_killed_in_mid_run_and_restarted_writes_every_offset_exactly_once(
     spark: SparkSession,
     broker: BrokerProcess,

@@ -136,7 +136,11 @@ def test_kafka_listens_on_loopback_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("only", "error"),
-    [("nothing", "there are publish, "), ("kafka-nothing", "there are kafka-scan, "), ("scan,kafka", "without others")],
+    [
+        ("nothing", "there are publish, "),
+        ("kafka-nothing", "there are kafka-columnar, kafka-scan, "),
+        ("scan,kafka", "without others"),
+    ],
 )
 def test_parts_that_cannot_run_are_refused_before_anything_starts(only: str, error: str) -> None:
     command = [sys.executable, "-m", "tests.bench", "--only", only]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from natslog.config import load_config
+from tests.pages import runs
+from tests.readme import Block
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-OPERATIONS = (ROOT / "docs" / "OPERATIONS.md").read_text()
-TOML_BLOCKS = re.findall(r"^```toml\n(.*?)^```$", OPERATIONS, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -24,14 +24,14 @@ def test_fences_of_code_stand_on_lines_of_their_own_and_are_closed(page: Path) -
     assert len(fences) % 2 == 0
 
 
-def test_settings_of_operations_are_those_of_a_broker(tmp_path: Path) -> None:
+@runs("OPERATIONS.md", one="Set up (2)", three="Three brokers")
+def test_settings_of_operations_are_those_of_a_broker(tmp_path: Path, one: Block, three: Block) -> None:
     """Also those that are comments, because they have no effect without further ones."""
-    assert len(TOML_BLOCKS) == 2, "of one broker and of three"
-    for number, block in enumerate(TOML_BLOCKS):
+    for number, block in enumerate((one, three)):
         path = tmp_path / f"{number}.toml"
-        path.write_text(block)
+        path.write_text(block.text)
         load_config(path, {"advertise_url": "http://log1:9292", "insecure": True} if number else {}, {})
-    names = set(re.findall(r"^(?:# )?(\w+) = ", "".join(TOML_BLOCKS), re.MULTILINE))
-    shown = tomllib.loads("".join(TOML_BLOCKS))
+    names = set(re.findall(r"^(?:# )?(\w+) = ", one.text + three.text, re.MULTILINE))
+    shown = tomllib.loads(one.text + three.text)
     assert {"tombstone_grace_s", "scrub_interval", "max_store_bytes", "seeds", "cluster_secret_file"} <= names
     assert {"tombstone_grace_s", "scrub_interval", "seeds", "rack"} <= set(shown)

@@ -59,7 +59,7 @@ class Extras:
 sys.meta_path.insert(0, Extras())
 """
 GOLDEN = Path(__file__).parent.parent / "golden"
-_EXTRAS = "aiohttp,numba,cryptography,prometheus_client,nkeys,nats_server,pyspark,pandas"
+_EXTRAS = "aiohttp,numba,cryptography,prometheus_client,nkeys,nats_server,pyspark,pandas,duckdb"
 
 
 def _without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +80,13 @@ def test_command_without_its_extra_names_the_extra(arguments: list[str], tmp_pat
     done = _without_extras(code, *arguments)
     assert done.returncode == 1
     assert "needs natslog[broker]: pip install 'natslog[broker]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sql_without_its_extra_names_the_extra() -> None:
+    done = _without_extras("from natslog.cli import main; main(sys.argv[2:])", "sql", "SELECT 1")
+    assert done.returncode == 1
+    assert "needs natslog[sql]: pip install 'natslog[sql]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -56,20 +56,62 @@ def test_phase_that_ends_without_results_counts_as_a_failed_test(
     broken = phases.Phase("broken", "a folder that is not there", ("nowhere",))
     assert phases.run_phase("test", broken) != 0
     assert phases.report(tmp_path) == 1
-    assert "tests.phases::test broken: pytest ended with exit code 4" in capsys.readouterr().out
+    assert "tests.phases::test.broken: pytest ended with exit code 4" in capsys.readouterr().out
+
+
+def phase_of(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> phases.Phase:
+    """A phase that has this one module."""
+    own = folder / "tests" / "own"
+    own.mkdir(parents=True)
+    (own / "test_own.py").write_text(code)
+    monkeypatch.setattr(phases, "ROOT", folder)
+    monkeypatch.setattr(phases, "RESULTS", folder)
+    return phases.Phase("own", "tests of a test", ("own",))
+
+
+def test_what_failed_runs_once_more_and_the_report_names_what_passed_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phase = phase_of(
+        f"""
+from pathlib import Path
+def test_good(): pass
+def test_busy():
+    runs = Path({str(tmp_path)!r}, "runs")
+    with runs.open("a") as file: file.write("x")
+    assert runs.read_text() == "xx"
+def test_bad(): assert 1 == 2
+""",
+        tmp_path,
+        monkeypatch,
+    )
+    assert phases.run_phase("test", phase) == 1
+    assert phases.report(tmp_path) == 1
+    said = capsys.readouterr().out.splitlines()
+    at = said.index("== failed, and passed when repeated: 1")
+    assert said[at + 1].startswith("tests.own.test_own::test_busy: AssertionError: ")
+    assert said[said.index("== failed: 1") + 1] == "tests.own.test_own::test_bad: assert 1 == 2"
+    assert said[-1] == "2 passed, 1 failed, 0 skipped"
+
+
+def test_nothing_is_repeated_where_much_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import pytest\n@pytest.mark.parametrize('at', range(6))\ndef test_bad(at): assert False\n"
+    assert phases.run_phase("test", phase_of(code, tmp_path, monkeypatch)) == 1
+    assert phases.report(tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "once more" not in said
+    assert said.endswith("0 passed, 6 failed, 0 skipped\n")
 
 
 @pytest.mark.long
 def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "tests" / "slow"
-    folder.mkdir(parents=True)
-    (folder / "test_slow.py").write_text("import threading\ndef test_slow():\n    threading.Event().wait(60)\n")
-    monkeypatch.setattr(phases, "ROOT", tmp_path)
-    monkeypatch.setattr(phases, "RESULTS", tmp_path)
+    slow = phase_of("import threading\ndef test_slow():\n    threading.Event().wait(60)\n", tmp_path, monkeypatch)
     monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() + 4.0))
-    phases.run_phase("test", phases.Phase("slow", "a test that hangs", ("slow",)))
+    phases.run_phase("test", slow)
     assert phases.report(tmp_path) == 1
     assert re.search(r"it was stopped after [34] s", capsys.readouterr().out)
 
@@ -81,3 +123,15 @@ def test_files_that_share_a_spark_stay_in_two_processes_and_others_by_themselves
     assert scopes[:2] == ["tests/integration/test_cli.py", "tests/spark/test_jobs.py"]
     shared = {scope_of(None, f"tests/spark/test_{name}.py::test_a") for name in "abcdefgh"}  # type: ignore[arg-type]
     assert {*scopes[2:]} <= shared == {"spark 0", "spark 1"}
+
+
+def test_report_counts_the_tests_that_both_readers_of_spark_pass() -> None:
+    names = [
+        "spark.test_lag::a",
+        "spark.test_lag::b",
+        "spark.test_sink::c",
+        "columnar.test_lag::a",
+        "columnar.test_oracle::d",
+    ]
+    cases = [phases.Case(f"tests.{name}", 1.0, "passed") for name in names] + [phases.Case("::broken", 0.0, "failed")]
+    assert phases.behaviour(cases) == "2 tests with the Python source, 1 with the columnar reader"

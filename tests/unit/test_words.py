@@ -15,7 +15,7 @@ from natslog.config import load_config
 from natslog.errors import ConfigError, InvalidRequest, NatslogError, OffsetOutOfRange, from_json
 from natslog.subjects import check_name, check_subject, wildcard_regex
 from natslog.times import format_timestamp_us, parse_timestamp_us
-from natslog.units import format_duration, parse_duration_s, parse_size_bytes
+from natslog.units import format_duration, format_exact_size, parse_duration_s, parse_size_bytes
 
 
 @pytest.mark.parametrize("good", ["a", "orders", "orders-2026_v1.eu", "_x", "x" * 128])
@@ -65,6 +65,8 @@ def test_durations_and_sizes() -> None:
     assert format_duration(5400) == "90m"
     assert parse_size_bytes("10GiB") == parse_size_bytes("10g") == 10 * 2**30
     assert parse_size_bytes("1MB") == 10**6
+    for size_bytes, text in ((1, "1B"), (1500, "1500B"), (10 * 2**30, "10GiB"), (2**62, "4194304TiB")):
+        assert (format_exact_size(size_bytes), parse_size_bytes(text)) == (text, size_bytes)
     for bad in ("", "7", "x", "-1s", "0s", "5 parsecs", "1e5s"):
         if bad != "7":
             with pytest.raises(InvalidRequest):

@@ -1,13 +1,16 @@
-"""Messages as lines of JSON, the same from the HTTP API and the command line.
+"""Messages, and the rows of queries, as lines of JSON, the same from the HTTP API and the command line.
 
 Theory of operation. Whole columns become text by Arrow's kernels, which hold no lock meanwhile; only a column that has
-bytes that are no UTF-8 is written row by row.
+bytes that are no UTF-8, or a type that no message has (of a query), is written row by row.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +63,7 @@ def _as_json(column: pa.Array[Any]) -> pa.Array[Any]:
         return _quoted(pc.replace_substring(pc.cast(column, pa.string()), " ", "T", max_replacements=1))
     if pa.types.is_string(kind):
         return _quoted(_escaped(column))
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
         items = pc.binary_join_element_wise(
             _of_struct(column.flatten()), "", null_handling="replace", null_replacement="null"
         )
@@ -68,7 +71,29 @@ def _as_json(column: pa.Array[Any]) -> pa.Array[Any]:
         offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cast(pc.cumulative_sum(lengths), pa.int32())])
         texts = _joined("[", pc.binary_join(pa.ListArray.from_arrays(offsets, items), ", "), "]")
         return pc.if_else(pc.is_null(column), pa.scalar(None, pa.string()), texts)
-    return pc.cast(column, pa.string())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return pc.cast(column, pa.string())
+    return pa.array([None if value is None else value_json(value) for value in column.to_pylist()], pa.string())
+
+
+def value_json(value: Any) -> str:
+    """Of any type that a query may return. A number that JSON cannot express is null."""
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, float):
+        return json.dumps(value) if math.isfinite(value) else "null"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(str(name))}: {value_json(one)}' for name, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(value_json, value))}]"
+    if isinstance(value, bytes):
+        try:
+            return json.dumps(value.decode(), ensure_ascii=False)
+        except UnicodeDecodeError:
+            return json.dumps(base64.b64encode(value).decode())
+    if isinstance(value, datetime):
+        return json.dumps(value.isoformat().replace("+00:00", "Z"))
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _of_struct(items: pa.StructArray) -> pa.Array[Any]:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import escaped, global_of, is_terminal
+from natslog.cli.common import err, escaped, global_of, is_terminal
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from natslog.client import NatslogClient
+    from natslog.client.searching import FoundPage
 
 _WAIT_MS = 20_000
 _FOLLOW_PATIENCE_S = 120.0
@@ -29,6 +32,17 @@ def cat(
     subject: Annotated[
         str | None, typer.Option("--subject", help="Print only messages whose subject matches this NATS wildcard.")
     ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", help="Print only messages that contain this text. The brokers search.")
+    ] = None,
+    regex: Annotated[bool, typer.Option("--regex", help="With --grep: it is a regular expression (RE2).")] = False,
+    ignore_case: Annotated[
+        bool, typer.Option("--ignore-case", "-i", help="With --grep: capital and small letters are the same.")
+    ] = False,
+    within: Annotated[
+        str | None,
+        typer.Option("--in", help="With --grep: the columns to search, of value,key,headers,subject (first three)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per message.")] = False,
     as_arrow: Annotated[bool, typer.Option("--arrow", help="Write an Arrow IPC stream.")] = False,
 ) -> None:
@@ -42,19 +56,18 @@ def cat(
         raise InvalidRequest(
             "--arrow writes binary data, which a terminal cannot show: redirect it to a file or a pipe"
         )
-    consumer = (
-        global_of(context)
-        .client()
-        .consume(
-            stream,
-            start=int(start) if start.isdecimal() else start,
-            follow=follow,
-            subject=subject,
-            wait_ms=_WAIT_MS,
-            patience_s=_FOLLOW_PATIENCE_S if follow else 0.0,
-        )
-    )
-    batches = _limited((batch.record_batch for batch in consumer), count)
+    client = global_of(context).client()
+    begin = int(start) if start.isdecimal() else start
+    if grep is not None:
+        if follow:
+            raise InvalidRequest("--grep searches what is stored: it cannot be combined with --follow")
+        how = {"is_regex": regex, "ignores_case": ignore_case, "columns": within and within.split(",")}
+        found = _searched(client, stream, grep, start=begin, subject=subject, **how)
+    else:
+        if regex or ignore_case or within is not None:
+            raise InvalidRequest("--regex, --ignore-case and --in have no effect without --grep")
+        found = _consumed(client, stream, start=begin, subject=subject, follow=follow)
+    batches = _limited(found, count)
     sink = sys.stdout.buffer
     if as_arrow:
         import pyarrow as pa
@@ -71,6 +84,28 @@ def cat(
             sink.write(_escaped(lines, as_json) if is_shown else lines)
             sink.flush()
     sink.flush()
+
+
+def _consumed(
+    client: NatslogClient, stream: str, *, start: int | str, subject: str | None, follow: bool
+) -> Iterator[pa.RecordBatch]:
+    patience_s = _FOLLOW_PATIENCE_S if follow else 0.0
+    consumer = client.consume(
+        stream, start=start, follow=follow, subject=subject, wait_ms=_WAIT_MS, patience_s=patience_s
+    )
+    return (batch.record_batch for batch in consumer)
+
+
+def _searched(
+    client: NatslogClient, stream: str, text: str, *, start: int | str, **how: Any
+) -> Iterator[pa.RecordBatch]:
+    """What was found. On a terminal, how far the search is."""
+    with err.status("searching") as status:
+
+        def show(page: FoundPage) -> None:
+            status.update(f"searched to offset {page.next_offset:,} of {page.high_watermark:,}")
+
+        yield from client.search(stream, text, start=start, on_page=show, **how)
 
 
 def _limited(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,6 @@
-"""`natslog cluster status | add | remove | drain | transfer | move | finalize-upgrade | recover`: for operators."""
+"""`natslog cluster status | add | remove | drain | transfer | move | rebalance | log-level | finalize-upgrade |
+recover`: for operators.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from natslog.cli import log_level, rebalancing
 from natslog.cli.common import JsonFlag, confirm, err, global_of, out, print_json, print_table
 from natslog.cli.health import problems_of, summary
 from natslog.errors import InvalidRequest, NatslogError
@@ -280,6 +283,10 @@ def move(
     out.print(
         f"stream {stream} is being moved to brokers {brokers}; natslog cluster status shows when the move is complete"
     )
+
+
+app.command("rebalance")(rebalancing.rebalance)
+app.command("log-level")(log_level.log_level)
 
 
 @app.command("finalize-upgrade")

@@ -140,12 +140,26 @@ def print_json(body: Any) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[Any]]) -> None:
+    out.print(table_of(columns, rows))
+
+
+def table_of(columns: list[str], rows: list[list[Any]]) -> Table:
+    """Columns of numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else out.shown(str(cell)) for cell in row))
-    out.print(table)
+    return table
 
 
-_RIGHT = {"messages", "bytes", "start", "end", "segments", "batches", "offset", "behind", "oldest"}
+_RIGHT = {"messages", "bytes", "start", "end", "segments", "batches", "offset", "behind", "oldest", "size"} | {
+    "messages/s",
+    "bytes/s",
+    "sent/s",
+    "commit",
+    "stored",
+    "free disk",
+    "memory",
+    "processor",
+}

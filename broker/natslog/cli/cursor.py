@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer'
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 
 _COLUMNS = ["consumer", "stream", "offset", "set", "behind", "bytes", "oldest", "state"]
+_NUMBERS = {"num_pending": "pending", "num_ack_pending": "ack pending", "num_redelivered": "redelivered"}
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"))
 
 
@@ -30,19 +31,22 @@ def list_cursors(
     stream: Annotated[str | None, typer.Option("--stream", help="Show only the cursors on this stream.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List cursors with their lag."""
+    """List cursors with their lag, and JetStream consumers also with their pending and redelivered messages."""
     cursors = global_of(context).client().cursors(consumer=consumer, stream=stream)
     if as_json:
         print_json(cursors)
     elif not cursors:
         out.print('no cursors: a Spark source sets one with .option("cursor", NAME), or run natslog cursor set')
     else:
-        print_table(_COLUMNS, [_row(body) for body in cursors])
+        numbers = _NUMBERS if any("jetstream" in body for body in cursors) else {}
+        print_table([*_COLUMNS[:-1], *numbers.values(), _COLUMNS[-1]], [_row(body, tuple(numbers)) for body in cursors])
 
 
-def _row(body: dict[str, Any]) -> list[Any]:
+def _row(body: dict[str, Any], numbers: Sequence[str] = ()) -> list[Any]:
+    """Args: numbers: of JetStream consumers, which are shown as well."""
     lag = body["lag"] or dict.fromkeys(("rows", "bytes", "seconds"))
     known = [_if_known(lag["rows"], str), _if_known(lag["bytes"], format_size), _if_known(lag["seconds"], _age)]
+    known += [_if_known((body.get("jetstream") or {}).get(name), str) for name in numbers]
     return [body["consumer"], body["stream"], body["offset"], body["timestamp"][:19] + "Z", *known, _state(body)]
 
 
@@ -79,12 +83,20 @@ def get(context: typer.Context, consumer: Consumer, stream: Stream, as_json: Jso
     if as_json:
         print_json(body)
         return
-    lag, rewound = body.pop("lag"), body.pop("rewound")
+    lag, rewound, numbers = body.pop("lag"), body.pop("rewound"), body.pop("jetstream", {})
     rows = [[name, value] for name, value in body.items()]
     if rewound is not None:
         rows.append(["moved back", f"from {rewound['from']} at {rewound['timestamp']}"])
     rows += [[f"lag: {name}", lag[name]] for name in lag if name not in body] if lag else [["lag", "unknown"]]
+    rows += [[f"jetstream: {name}", _shown(value)] for name, value in numbers.items()] if numbers is not None else []
     print_table(["of the cursor", "value"], rows)
+
+
+def _shown(value: Any) -> Any:
+    """Of a JetStream consumer."""
+    if isinstance(value, dict):
+        return f"consumer sequence {value['consumer_seq']}, stream sequence {value['stream_seq']}"
+    return "unknown" if value is None else value
 
 
 @app.command("set")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -25,16 +26,17 @@ class DevCluster:
     Args:
         leaf_url: of the leafnode listener of the NATS server; None: as the environment states it.
         first_port: of broker 1; the others count up. 0: any free ones.
+        log: the settings of the log.
     """
 
     def __init__(
-        self, folder: Path, nats_url: str, leaf_url: str | None, brokers: int, first_port: int, log_level: str
+        self, folder: Path, nats_url: str, leaf_url: str | None, brokers: int, first_port: int, log: dict[str, str]
     ) -> None:
         self._folder = folder
         self._nats_urls = {"NATSLOG_NATS_URL": nats_url}
         if leaf_url is not None:
             self._nats_urls["NATSLOG_NATS_LEAF_URL"] = leaf_url
-        self._log_level = log_level
+        self._log = log
         ports = [first_port + at if first_port else free_port() for at in range(brokers)]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self._ports = ports
@@ -82,9 +84,8 @@ class DevCluster:
             ",".join(self.urls),
             "--cluster-secret-file",
             str(secret),
-            "--log-level",
-            self._log_level,
         ]
+        command += [text for name, value in self._log.items() for text in (f"--{name.replace('_', '-')}", value)]
         with open(self._folder / f"broker-{number}.log", "ab") as log:
             return subprocess.Popen(
                 command,
@@ -107,8 +108,10 @@ class DevCluster:
         for number, process in enumerate(self._processes, start=1):
             if process.poll() is not None:
                 log = self._folder / f"broker-{number}.log"
-                last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise NatslogError(f"broker {number} exited: {' '.join(last)} (see {log})")
+                last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+                if self._log["log_format"] == "json" and last.startswith("{"):
+                    last = json.loads(last)["message"]
+                raise NatslogError(f"broker {number} exited: {last} (see {log})")
 
     def wait(self) -> None:
         """Returns on SIGINT, SIGTERM or SIGHUP. Raises NatslogError if a broker exits by itself."""

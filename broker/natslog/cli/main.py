@@ -9,18 +9,26 @@ import typer
 
 from natslog.cli import (
     activity,
+    applying,
     backup,
     bench,
     cat,
+    checkpoint,
     cluster,
     cursor,
+    doctor,
     pub,
+    redriving,
     repair,
     security,
     serve,
+    sql,
     standard_output,
     stream,
+    support_bundle,
+    table,
     tls,
+    top,
     verify,
 )
 from natslog.cli.common import Global, err
@@ -36,6 +44,8 @@ app = typer.Typer(
 app.add_typer(stream.app, name="stream")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(cursor.app, name="cursor")
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(table.app, name="table")
 app.add_typer(bench.app, name="bench")
 app.add_typer(tls.app, name="tls")
 app.add_typer(security.token_app, name="token")
@@ -47,11 +57,17 @@ app.command("dev")(serve.dev)
 app.command("server")(serve.server)
 app.command("pub")(pub.pub)
 app.command("cat")(cat.cat)
+app.command("sql")(sql.sql)
 app.command("activity")(activity.activity)
+app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
+app.command("support-bundle")(support_bundle.support_bundle)
 app.command("verify")(verify.verify)
 app.command("export")(backup.export)
 app.command("import")(backup.import_)
+app.command("redrive")(redriving.redrive)
 app.command("repair")(repair.repair)
+app.command("apply")(applying.apply)
 
 
 def _show_version(is_asked: bool) -> None:

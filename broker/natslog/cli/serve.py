@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,43 +11,45 @@ import typer
 
 from natslog.cli.common import broker_extra, out
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, is_loopback, load_config
-from natslog.errors import ConfigError
+from natslog.errors import ConfigError, NatslogError
+from natslog.log_events import event, write_log
 from natslog.urls import without_secrets
 
 if TYPE_CHECKING:
     from natslog.cli.dev_cluster import DevCluster
 
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+logger = logging.getLogger("natslog")
 
 
-def _log_to_stderr(level: str) -> None:
-    import logging
-
-    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise ConfigError(f"--log-level {level!r} must be debug, info, warning or error")
-    form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=form, force=True)
-
-
-def _run(config: BrokerConfig, *, states_access: bool = True) -> None:
-    """Args: `states_access`: prints who may use the broker."""
+def _run(config: BrokerConfig, *, is_dev: bool = False) -> None:
+    """Args: `is_dev`: does not print who may use the broker, and prints the rest whatever the format of the log is."""
     import asyncio
 
+    write_log(config.log_level, config.log_format, config.broker_id)
     with broker_extra("running a broker"):
         from natslog.runner import run_broker
 
     def ready(config: BrokerConfig, admin_token: str | None) -> None:
         lines = [_nats_line(config.nats_url), f"HTTP   {config.url}", f"data   {Path(config.data_dir).resolve()}"]
-        if states_access:
+        if not is_dev:
             lines.append(f"access {_access(config)}")
         if admin_token is not None and config.admin_token_file is not None:
             lines.append(f"token  of the administrator: in {config.admin_token_file}")
         elif admin_token is not None:
             lines += ["", "The token of the administrator, which is shown only now:", admin_token, ""]
-        for line in [*lines, "ready"]:
+        lines.append("ready")
+        if config.log_format == "json" and not is_dev:  # the log states it, and no other lines come between
+            lines = [] if admin_token is None or config.admin_token_file is not None else [admin_token]
+        for line in lines:
             out.print(line)
 
-    asyncio.run(run_broker(config, ready))
+    try:
+        asyncio.run(run_broker(config, ready))
+    except NatslogError as error:
+        if config.log_format == "text":
+            raise
+        logger.critical("%s", error.message, extra=event("broker.failed", reason=error.code))
+        raise typer.Exit(1) from error
 
 
 def _access(config: BrokerConfig) -> str:
@@ -83,7 +85,10 @@ def dev(
     http_port: Annotated[
         int, typer.Option("--http-port", help="Port of the HTTP API; 0: any free port.")
     ] = DEFAULT_HTTP_PORT,
-    log_level: LogLevel = "warning",
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "warning",
+    log_format: Annotated[
+        str, typer.Option("--log-format", envvar="NATSLOG_LOG_FORMAT", help="text, or json: one JSON object per line.")
+    ] = "text",
 ) -> None:
     """Run a NATS server and a broker on this machine, for evaluation. ^C stops both; the state stays in the data
     folder.
@@ -91,7 +96,8 @@ def dev(
     from natslog.cli.dev_cluster import DevCluster
     from natslog.nats_server import NatsServer
 
-    _log_to_stderr(log_level)
+    log = {"log_level": log_level, "log_format": log_format}
+    load_config(None, log, {})  # raises if they are invalid
     os.umask(0o077)  # files that are created here are readable by their owner only
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -107,9 +113,9 @@ def dev(
     try:
         if brokers == 1:
             flags = {"data_dir": str(data_dir), "http_port": http_port, "nats_url": nats_url}
-            _run(load_config(None, flags | {"nats_leaf_url": nats_leaf_url}), states_access=False)
+            _run(load_config(None, flags | log | {"nats_leaf_url": nats_leaf_url}), is_dev=True)
         else:
-            cluster = DevCluster(data_dir, nats_url, nats_leaf_url, brokers, http_port, log_level)
+            cluster = DevCluster(data_dir, nats_url, nats_leaf_url, brokers, http_port, log)
             _run_cluster(cluster, nats_url)
     finally:
         if nats is not None:
@@ -283,9 +289,10 @@ def server(
         str | None, typer.Option(help="Further URLs at which other brokers reach this broker, comma-separated.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="Format of the log: text (the default), or json: one JSON object per line.")
+    ] = None,
 ) -> None:
     """Run one broker. Every setting can also be given as a NATSLOG_… variable or as a line of the TOML file."""
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
-    loaded = load_config(config, flags)
-    _log_to_stderr(loaded.log_level)
-    _run(loaded)
+    _run(load_config(config, flags))

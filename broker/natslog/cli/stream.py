@@ -101,6 +101,16 @@ PlacementTags = Annotated[
 ]
 
 
+PreventDelete = Annotated[
+    bool | None,
+    typer.Option("--prevent-delete/--no-prevent-delete", help="Refuse to delete the stream until this is turned off."),
+]
+ManagedBy = Annotated[
+    str | None,
+    typer.Option("--managed-by", help="The declaration that natslog apply --prune may delete the stream for; none."),
+]
+
+
 _SHOWN_WHERE_SET = ("former_subjects", "lineage", "import_state")
 
 
@@ -150,6 +160,8 @@ def create(
     deny_delete: DenyDelete = False,
     deny_purge: DenyPurge = False,
     placement_tag: PlacementTags = None,
+    prevent_delete: PreventDelete = None,
+    managed_by: ManagedBy = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a stream. If it exists with the same settings, nothing changes."""
@@ -174,6 +186,8 @@ def create(
         deny_delete=deny_delete or None,
         deny_purge=deny_purge or None,
         placement_tags=None if not placement_tag else [] if placement_tag == ["none"] else placement_tag,
+        prevent_delete=prevent_delete,
+        managed_by=managed_by,
     )
     body = global_of(context).client().create_stream(name, subject, **settings)
     print_json(body) if as_json else out.print(f"stream {name} records {_subjects(body)}")
@@ -185,11 +199,20 @@ def list_streams(
     internal: Annotated[
         bool, typer.Option("--internal", help="Also list the streams that natslog itself writes.")
     ] = False,
+    as_toml: Annotated[
+        bool, typer.Option("--toml", help="Print their settings as a file for natslog apply, without other facts.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """List all streams."""
+    if as_toml and (as_json or internal):
+        raise InvalidRequest("--toml cannot be combined with --json or --internal: give one of them")
     streams = global_of(context).client().streams(internal=internal)
-    if as_json:
+    if as_toml:
+        from natslog.declared.writing import as_file
+
+        out.print(as_file(streams), end="")
+    elif as_json:
         print_json(streams)
     elif not streams:
         out.print("no streams yet: natslog stream create NAME --subject SUBJECT")
@@ -306,6 +329,8 @@ def edit(
     deny_delete: DenyDelete = False,
     deny_purge: DenyPurge = False,
     placement_tag: PlacementTags = None,
+    prevent_delete: PreventDelete = None,
+    managed_by: ManagedBy = None,
     if_version: Annotated[
         int | None,
         typer.Option("--if-version", min=0, help="Change nothing if settings_version (stream info) is another one."),
@@ -335,6 +360,8 @@ def edit(
         deny_delete=deny_delete or None,
         deny_purge=deny_purge or None,
         placement_tags=None if not placement_tag else [] if placement_tag == ["none"] else placement_tag,
+        prevent_delete=prevent_delete,
+        managed_by=managed_by,
     )
     if not settings:
         raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")

@@ -3,7 +3,7 @@
 `client` (reads), `streams`, `cursors` and `appending` (its other calls), `consuming` (reads from a cursor on, and moves
 it: `consume_options`, `checkpoints`), `reading_ahead`, `asking` (retries over all brokers), `epochs` (which answer
 about a stream's bounds is the newest), `confirming` (whether messages are lost), `publisher` (columnar publishing to
-NATS; imported by itself, because it loads the compiled kernels).
+NATS; imported by itself, because it loads the compiled kernels), `spark_checkpoint` (positions of Spark queries).
 """
 
 from natslog.client.asking import ClientOptions, leader_epochs, parse_servers

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from natslog import tracing
 from natslog.client.asking import Asker, in_path
 from natslog.errors import BatchConflict, InvalidRequest
 from natslog.model import Appended, OnConflict, PartReceipt
@@ -101,7 +102,12 @@ class AppendAsker(Asker):
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
         path = _path(name, producer, batch)
         patience: dict[str, Any] = {"timeout_s": timeout_s, "parts_within_s": parts_within_s}
-        appended = self._json("POST", path, Appended, body=body, prefer=prefer, **patience)
+        attributes = tracing.messaging("publish", "send", name)
+        with tracing.span(
+            "publish", "producer", attributes | {"natslog.producer": producer, "natslog.batch": batch}
+        ) as span:
+            appended = self._json("POST", path, Appended, body=body, prefer=prefer, **patience)
+            span.set(tracing.of_run(name, appended.start, appended.end))
         if appended.duplicate and appended.start is None:
             raise BatchConflict(
                 f"stream {name!r}: batch {batch} of {producer} is below its last one, so this broker (natslog 0.1.0) "

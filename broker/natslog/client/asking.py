@@ -8,6 +8,7 @@ members of their cluster over the same scheme; the rule is in `credentials`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from urllib.parse import quote, urlencode, urljoin
 import msgspec
 import urllib3
 
+from natslog import tracing
 from natslog.client.credentials import Members, origin_of, read_token
 from natslog.client.epochs import LeaderEpochs, stated_in
 from natslog.config import DEFAULT_SERVER_URL
@@ -42,6 +44,7 @@ from natslog.errors import (
 from natslog.urls import without_secrets
 
 _CONNECT_TIMEOUT_S = 3.0
+_LEAST_TIMEOUT_S = 1.0
 _MOST_REDIRECTS = 3
 LONGEST_WAIT = 8  # times the retry interval
 LEADER_WITHIN_S = 15.0
@@ -82,7 +85,7 @@ Judge: TypeAlias = Callable[[urllib3.BaseHTTPResponse], NatslogError | None]
 request, may give a valid response."""
 
 
-class _RedirectFailed(Exception):
+class RedirectFailed(Exception):
     """The target of a redirect does not respond, or requires the token."""
 
 
@@ -93,6 +96,8 @@ class ClientOptions:
     Attributes:
         timeout_s: for one answer. `retries`: rounds over all servers after the first. `retry_interval_s`: between them.
         patience_s: minimum time for which requests are repeated while no broker can be reached.
+        first_answer_within_s: where no broker has answered this client by then, counted from its first request, no
+            request is repeated any more; the error has the fact `answered`, false. None: no limit.
         token_file: a file with the bearer token, read when it is used. `token`: the token itself. It goes to the
             given servers, and to members of their cluster over the same scheme (`natslog.client.credentials`).
     """
@@ -101,6 +106,7 @@ class ClientOptions:
     retries: int = 5
     retry_interval_s: float = 0.2
     patience_s: float = 0.0
+    first_answer_within_s: float | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     tls_ca_file: str | None = None
@@ -147,6 +153,7 @@ class Asker:
 
     def _start(self) -> None:
         self._pool = self._new_pool()
+        self._has_answered, self._first_until_s = False, 0.0
 
     def _new_pool(self) -> urllib3.PoolManager:
         options = self.options
@@ -209,19 +216,24 @@ class Asker:
         patient_until, parts_until = started + self.options.patience_s, started + parts_within_s
         while attempt <= self.options.retries + has_new_token or time.monotonic() < patient_until:
             if attempt:
+                if self._left_for_first_s() <= 0:
+                    break
                 time.sleep(max(asked_to_wait_s, self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT)))
             attempt, asked_to_wait_s, answered = attempt + 1, 0.0, ""
-            for server in servers:
+            for place, server in enumerate(servers):
                 asked_at = time.monotonic()
                 try:
-                    response = self._send(method, server + path, query, body, timeout_s, named)
+                    share_s = self._left_for_first_s() / (len(servers) - place)  # one that hangs leaves time for others
+                    within_s = min(timeout_s or self.options.timeout_s, max(_LEAST_TIMEOUT_S, share_s))
+                    response = self._send(method, server + path, query, body, within_s, named)
                     _silent_until.pop(server, None)
+                    self._has_answered = True
                     error = _error_of(response, server) if response.status >= 300 else judge(response)
                     if error is None:
                         return response
                 except CorruptAnswer as failure:  # of the judge
                     error = failure
-                except _RedirectFailed as failure:  # the leader failed: another one is being chosen
+                except RedirectFailed as failure:  # the leader failed: another one is being chosen
                     problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S, parts_until)
                     continue
                 except _TRANSPORT_ERRORS as failure:
@@ -241,9 +253,21 @@ class Asker:
                 elif isinstance(error, PartsUnavailable):
                     patient_until = max(patient_until, parts_until)
             problem = answered or problem  # what a broker responds says more than that another one cannot be reached
+        shown = list(map(without_secrets, servers))
         what = f"no broker answered {method} {path}; last error: {problem}"
         advice = "" if answered else ". Check that `natslog dev` or `natslog server` is running there"
-        raise BrokerUnavailable(what + advice, servers=list(map(without_secrets, servers)))
+        if self._left_for_first_s() > 0:
+            raise BrokerUnavailable(what + advice, servers=shown)
+        what = f"{' and '.join(shown)} did not answer within {self.options.first_answer_within_s:.0f} s: {problem}"
+        raise BrokerUnavailable(what + advice, servers=shown, answered=False)
+
+    def _left_for_first_s(self) -> float:
+        """What is left of the time for the first answer; infinite after it."""
+        within_s = self.options.first_answer_within_s
+        if within_s is None or self._has_answered:
+            return math.inf
+        self._first_until_s = self._first_until_s or time.monotonic() + within_s
+        return self._first_until_s - time.monotonic()
 
     def _advice(self, server: str, failure: BaseException) -> str:
         """What may be wrong with TLS, if anything looks like it."""
@@ -264,7 +288,7 @@ class Asker:
             timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
             try:
                 response = self._send("GET", server + path, query, None, timeout_s, {})
-            except (_RedirectFailed, *_TRANSPORT_ERRORS):
+            except (RedirectFailed, *_TRANSPORT_ERRORS):
                 continue
             if response.status < 300:
                 yield response
@@ -293,6 +317,7 @@ class Asker:
             raise InvalidRequest(f"the request is not valid Unicode: correct {given!r}") from error
         data, headers = _encoded(body)
         headers |= named
+        headers |= tracing.current_headers()
         connect_s = self.options.timeout_s if isinstance(body, memoryview) else _CONNECT_TIMEOUT_S  # sending counts too
         timeout = urllib3.Timeout(connect=connect_s, read=timeout_s or self.options.timeout_s)
         token = self._token()
@@ -305,14 +330,14 @@ class Asker:
                 )
             except _TRANSPORT_ERRORS as failure:
                 if "Natslog-Redirected" in headers:
-                    raise _RedirectFailed(f"{_shown_server(url)}: {_reason(failure)}") from failure
+                    raise RedirectFailed(f"{_shown_server(url)}: {_reason(failure)}") from failure
                 raise
             if response.status != 307 or "Location" not in response.headers:
                 if response.status in _NEED_TOKEN and token is not None and not is_trusted:
-                    raise _RedirectFailed(_TOKEN_NOT_SENT % _shown_server(url))
+                    raise RedirectFailed(_TOKEN_NOT_SENT % _shown_server(url))
                 return response
             url, headers["Natslog-Redirected"] = _target(url, response.headers["Location"]), "true"
-        raise _RedirectFailed(f"{_shown_server(url)}: redirected more than {_MOST_REDIRECTS} times")
+        raise RedirectFailed(f"{_shown_server(url)}: redirected more than {_MOST_REDIRECTS} times")
 
     def _token(self) -> str | None:
         """As the options have it now."""
@@ -424,13 +449,13 @@ def _error_of(response: urllib3.BaseHTTPResponse, server: str) -> NatslogError:
 
 
 def _target(url: str, location: str) -> str:
-    """The target of a redirect. Raises _RedirectFailed: it has none."""
+    """The target of a redirect. Raises RedirectFailed: it has none."""
     try:
         target = urljoin(url, location)
     except ValueError:
         target = ""
     if origin_of(target) is None:
-        raise _RedirectFailed(f"{_shown_server(url)}: it redirects to a location that is not an http(s) URL")
+        raise RedirectFailed(f"{_shown_server(url)}: it redirects to a location that is not an http(s) URL")
     return target
 
 

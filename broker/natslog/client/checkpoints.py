@@ -15,6 +15,7 @@ from threading import RLock
 
 from natslog.client.cursors import CursorCalls
 from natslog.errors import CursorNotFound, NatslogError, StreamNotFound, StreamRecreated
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.client")
 
@@ -102,6 +103,7 @@ class Checkpoints:
                 processed,
                 _AGAIN_AFTER_S,
                 error,
+                extra=event("cursor.not_set", cursor=self._consumer, stream=self._stream, offset=processed),
             )
 
     def store(self, processed: int, stream_id: str) -> None:
@@ -142,4 +144,5 @@ class Checkpoints:
             "deleted" if found is None else f"set to {found}",
             self._stored,
             processed,
+            extra=event("cursor.moved_by_another", cursor=self._consumer, stream=self._stream, offset=processed),
         )

@@ -13,7 +13,7 @@ contains.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal
@@ -24,7 +24,7 @@ import urllib3
 
 from natslog.client.answers import Asked, Fetched, number_of, rows_of
 from natslog.client.appending import AppendAsker
-from natslog.client.asking import ClientOptions, Facts, leader_epochs, parse_servers
+from natslog.client.asking import ClientOptions, Facts, RedirectFailed, leader_epochs, parse_servers
 from natslog.client.consume_options import ConsumeOptions
 from natslog.client.consuming import Consumer
 from natslog.client.credentials import origin_of
@@ -32,6 +32,7 @@ from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
 from natslog.client.imports import ImportCalls
 from natslog.client.reading_ahead import ReadAhead
+from natslog.client.searching import FOUND_OF_A_PAGE, FOUND_VALUE_BYTES, FoundPage, runs_of
 from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
 from natslog.errors import (
@@ -103,10 +104,21 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         """The response of the broker at `url` to `/readyz`, ready or not: `{status, reason, …}`; None without a
         response.
         """
+        response = self.answer_of(url, "/readyz", _READY_WITHIN_S)
         try:
-            response = self._send("GET", f"{url}/readyz", None, None, _READY_WITHIN_S, {})
-            return dict(json.loads(response.data))
-        except (urllib3.exceptions.HTTPError, OSError, ValueError, TypeError):
+            return None if response is None else dict(json.loads(response.data))
+        except (ValueError, TypeError):
+            return None
+
+    def answer_of(
+        self, url: str, path: str, within_s: float, query: dict[str, Any] | None = None
+    ) -> urllib3.BaseHTTPResponse | None:
+        """The response of the broker at `url` to a GET, with any status; None without a response. It is not repeated,
+        and gets the token by the same rule as all requests.
+        """
+        try:
+            return self._send("GET", url + path, query, None, within_s, {})
+        except (RedirectFailed, urllib3.exceptions.HTTPError, OSError):
             return None
 
     def create_stream(self, name: str, subject: str | Sequence[str], **settings: Any) -> dict[str, Any]:
@@ -132,9 +144,16 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         """
         return self._json("PATCH", stream_path(name), Facts, body=settings)
 
-    def delete_stream(self, name: str) -> None:
-        """Raises StreamNotFound."""
-        self._ask("DELETE", stream_path(name))
+    def delete_stream(self, name: str, *, id: str | None = None, if_version: int | None = None) -> None:
+        """Deletes the stream and its messages.
+
+        Args:
+            id, if_version: as for `edit_stream`; nothing is deleted if they are others by then.
+
+        Raises:
+            StreamNotFound. RemovalDenied: it has `prevent_delete`. SettingsConflict, StreamRecreated.
+        """
+        self._ask("DELETE", stream_path(name), query={"id": id, "if_version": if_version})
 
     def offset_at(self, name: str, timestamp: str | int) -> tuple[int, str | None]:
         """The first offset at or after a time (ISO-8601 or epoch ms) and that message's time; beyond the newest one the
@@ -230,6 +249,13 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
 
     # ---- operators ----
 
+    def plan(self, *, drain: int | None = None) -> dict[str, Any]:
+        """The moves that would even out the loads of the brokers, or those that draining a broker would cause:
+        `moves` with `stream`, `before`, `after`, `copied_bytes`; `brokers` with their loads before and after;
+        `under_way`; `problem`. Nothing is changed.
+        """
+        return self._json("GET", "/v1/cluster/plan", Facts, query={"drain": drain})
+
     def add_broker(self, url: str) -> dict[str, Any]:
         """Makes the blank broker at this URL a member of the cluster; returns it as the cluster shows it."""
         return self._json("POST", "/v1/cluster/brokers", Facts, body={"url": url})
@@ -241,6 +267,26 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
     def remove_broker(self, number: int, *, force: bool = False) -> None:
         """Removes the broker from the cluster. Without `force` it must not hold any replica."""
         self._ask("DELETE", f"/v1/cluster/brokers/{number}", query={"force": "true" if force else None})
+
+    def log_levels(self) -> list[dict[str, Any]]:
+        """Of each broker `{broker, level, loggers}`, or `{broker, problem}` where it does not answer."""
+        found: list[dict[str, Any]] = self._json("GET", "/v1/cluster/log-level", Facts)["brokers"]
+        return found
+
+    def set_log_level(
+        self, level: str, *, logger: str | None = None, broker: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Sets the level of one logger or all, of one broker or all, until a broker is started again.
+
+        Args:
+            level: debug, info, warning, error; default: as the broker was started.
+
+        Returns:
+            As `log_levels`; the `problem` of a broker is why its level is as it was.
+        """
+        body = {"level": level, "logger": logger, "broker": broker}
+        found: list[dict[str, Any]] = self._json("PUT", "/v1/cluster/log-level", Facts, body=body)["brokers"]
+        return found
 
     def finalize_upgrade(self) -> dict[str, Any]:
         """Raises the feature level permanently: `{feature_level, raised}`. Raises UpgradeBlocked."""
@@ -330,6 +376,69 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         if next_offset is not None and next_offset > start:
             return None
         return leader_epochs.outdated(stated_in(headers))
+
+    def start_offset(self, name: str, start: int | str | datetime, info: Mapping[str, Any]) -> int:
+        """The offset that `start` means: an offset, `earliest`, `latest`, or a time (ISO-8601, or with its zone).
+
+        Args:
+            info: of `position`.
+
+        Raises:
+            InvalidRequest: no time.
+        """
+        match start:
+            case "earliest":
+                return int(info["log_start_offset"])
+            case "latest":
+                return int(info["high_watermark"])
+            case int(offset):
+                return offset
+            case datetime() as moment:
+                return self.offset_at(name, moment.isoformat())[0]
+            case text:
+                return self.offset_at(name, text)[0]
+
+    def search(
+        self,
+        name: str,
+        text: str,
+        *,
+        is_regex: bool = False,
+        ignores_case: bool = False,
+        columns: Sequence[str] | None = None,
+        subject: str | None = None,
+        start: int | str | datetime = "earliest",
+        end: int | None = None,
+        on_page: Callable[[FoundPage], None] = lambda page: None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages that contain a text, with all columns, in the order of offsets, to the present high watermark
+        by default. The brokers search, a page at a time.
+
+        Args:
+            start: an offset, `earliest`, `latest`, or a time.
+            is_regex: the text is a regular expression of RE2.
+            columns: those that are searched, of `value`, `key`, `headers`, `subject`; by default the first three.
+            on_page: called with each page, so that progress can be shown.
+
+        Raises:
+            As `search_page` and `read`.
+        """
+        query = {"grep": text, "regex": is_regex, "ignore_case": ignores_case, "columns": columns, "subject": subject}
+        info = self.position(name)
+        at, end = self.start_offset(name, start, info), int(info["high_watermark"]) if end is None else end
+        while True:
+            page = self.search_page(
+                name, start=at, end=end, limit=FOUND_OF_A_PAGE, value_bytes=FOUND_VALUE_BYTES, **query
+            )
+            on_page(page)
+            for run in runs_of(page.messages):
+                if isinstance(run, int):
+                    yield from self.read(name, run, run + 1)
+                else:
+                    yield run
+            if page.is_complete:
+                return
+            at = page.next_offset
 
     def read(
         self,
@@ -425,9 +534,11 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
     ) -> Consumer:
         """Iterates over the batches of a stream from its cursor on, at least once and in order:
 
-            with client.consume("orders", cursor="billing") as consumer:
-                for batch in consumer:
-                    bill(batch.record_batch)
+        ```python
+        with client.consume("orders", cursor="billing") as consumer:
+            for batch in consumer:
+                bill(batch.record_batch)
+        ```
 
         A batch counts as processed when the next one is requested, or when the `with` block ends without an exception.
         Without `with`, `break` and exceptions store nothing: messages behind the last checkpoint are consumed again.

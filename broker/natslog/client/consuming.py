@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -45,6 +44,7 @@ from natslog.errors import (
     StreamNotFound,
     StreamRecreated,
 )
+from natslog.log_events import event
 from natslog.model import beyond_fork
 
 if TYPE_CHECKING:
@@ -111,29 +111,26 @@ class Consumer:
         info = self._client.position(self._stream)
         self._end: int | None = None if self._options.follow else int(info["high_watermark"])
         self._has_position = stored is not None
-        self._stream_id, self._position = stored or (str(info["id"]), self._start_offset(info))
+        self._stream_id, self._position = stored or (
+            str(info["id"]),
+            self._client.start_offset(self._stream, self._options.start, info),
+        )
         self._processed = self._position
         is_valid = info["log_start_offset"] <= self._position <= info["high_watermark"]
         if self._checkpoints is not None and is_valid:
             self._checkpoints.store(self._processed, self._stream_id)
 
-    def _start_offset(self, info: dict[str, Any]) -> int:
-        match self._options.start:
-            case "earliest":
-                return int(info["log_start_offset"])
-            case "latest":
-                return int(info["high_watermark"])
-            case int(offset):
-                return offset
-            case datetime() as moment:
-                return self._client.offset_at(self._stream, moment.isoformat())[0]
-            case text:
-                return self._client.offset_at(self._stream, text)[0]
-
     @property
     def position(self) -> int:
         """The offset at which the next batch begins."""
         return self._position
+
+    @property
+    def processed(self) -> int:
+        """Every message below it was returned in a batch behind which the next one was requested, or the filter leaves
+        it out.
+        """
+        return self._processed
 
     # ---- iteration ----
 
@@ -230,7 +227,12 @@ class Consumer:
                 if is_over or not error.retriable or isinstance(error, CorruptAnswer):
                     raise
                 if is_first:
-                    logger.warning("consumer of stream %s: the request is repeated: %s", self._stream, error)
+                    logger.warning(
+                        "consumer of stream %s: the request is repeated: %s",
+                        self._stream,
+                        error,
+                        extra=event("client.request_repeated", stream=self._stream),
+                    )
             is_first = False
             time.sleep(self._client.options.retry_interval_s)
 
@@ -304,7 +306,13 @@ class Consumer:
             try:
                 self._checkpoints.store(self._processed, self._stream_id)
             except NatslogError as failure:
-                logger.warning("cursor of stream %s was not set to %d: %s", self._stream, self._processed, failure)
+                logger.warning(
+                    "cursor of stream %s was not set to %d: %s",
+                    self._stream,
+                    self._processed,
+                    failure,
+                    extra=event("cursor.not_set", stream=self._stream, offset=self._processed),
+                )
 
     # ---- losses ----
 
@@ -357,7 +365,11 @@ class Consumer:
                 stream=self._stream,
                 id=info["id"],
             ) from error
-        logger.warning("%s; the consumer continues with the new stream, because on_data_loss is 'skip'", said)
+        logger.warning(
+            "%s; the consumer continues with the new stream, because on_data_loss is 'skip'",
+            said,
+            extra=event("consumer.data_skipped", stream=self._stream),
+        )
         self._stream_id = info["id"]
         if self._checkpoints is not None:
             self._checkpoints.forget()
@@ -371,12 +383,18 @@ class Consumer:
             beyond = beyond_fork(self._stream, self._stream_id, str(info["id"]), self._position, fork)
             if self._options.on_data_loss == "fail":
                 raise beyond from error
-            logger.warning("%s. The consumer continues at %d, because on_data_loss is 'skip'", beyond.message, fork)
+            logger.warning(
+                "%s. The consumer continues at %d, because on_data_loss is 'skip'",
+                beyond.message,
+                fork,
+                extra=event("consumer.data_skipped", stream=self._stream, offset=fork),
+            )
             self._position = self._processed = fork
         else:
             logger.warning(
                 "stream %s was restored from an export (id %s, was %s): the consumer continues at offset %d",
                 self._stream, info["id"], self._stream_id, self._position,
+                extra=event("consumer.stream_restored", stream=self._stream, offset=self._position),
             )  # fmt: skip
         self._stream_id = str(info["id"])
         if self._checkpoints is not None:
@@ -400,7 +418,12 @@ class Consumer:
                 start=start,
                 end=end,
             ) from error
-        logger.warning("%s; the consumer continues at %d, because on_data_loss is 'skip'", said, end)
+        logger.warning(
+            "%s; the consumer continues at %d, because on_data_loss is 'skip'",
+            said,
+            end,
+            extra=event("consumer.data_skipped", stream=self._stream, offset=end),
+        )
         self._move(info)
 
     def _move(self, info: dict[str, Any]) -> None:

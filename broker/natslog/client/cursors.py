@@ -13,12 +13,16 @@ class CursorCalls(Asker):
 
     def cursors(self, *, consumer: str | None = None, stream: str | None = None) -> list[dict[str, Any]]:
         """All, or those of one consumer or stream, each with its `lag` (None where the stream has no leader now). Then
-        JetStream consumers, as cursors whose name is `jetstream:` and that of the consumer: they are read only.
+        JetStream consumers, as cursors whose name is `jetstream:` and that of the consumer: they are read only, and
+        have their numbers in `jetstream` (see `cursor`).
         """
         return self._json("GET", "/v1/cursors", list[Facts], query={"consumer": consumer, "stream": stream})
 
     def cursor(self, consumer: str, stream: str) -> dict[str, Any]:
-        """`{consumer, stream, id, offset, timestamp, rewound, lag}`. `jetstream:NAME` is the JetStream consumer `NAME`.
+        """`{consumer, stream, id, offset, timestamp, rewound, lag}`. `jetstream:NAME` is the JetStream consumer `NAME`,
+        and has in addition `jetstream`: `{delivered, ack_floor, num_pending, num_ack_pending, num_redelivered,
+        num_waiting}` as CONSUMER.INFO states them; None where it is not served. `num_pending` is None until it is
+        counted.
 
         Raises:
             StreamNotFound, CursorNotFound.

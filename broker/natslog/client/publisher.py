@@ -22,11 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
+from natslog import tracing
 from natslog.client.in_flight import InFlight, Sequences, Slice
+from natslog.client.publish_spans import PublishSpan, begin_span
 from natslog.errors import InvalidRequest, NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.wire.enveloping import as_envelopes
@@ -65,6 +68,7 @@ class Publisher:
         envelope: rows of one subject are sent together, thousands in one message, and acked and deduplicated together
             (see `wire.envelope`). Only for subjects whose streams say `"envelopes": true`; each other subscriber gets
             these messages as they are.
+        span_attributes: of its spans, in addition to those that it states itself.
         on_acked: called in the publisher's thread with a time in seconds, and the number of rows that were acked so
             long after they were first sent.
 
@@ -86,6 +90,7 @@ class Publisher:
         envelope: bool = False,
         why_hopeless: Callable[[str], str | None] | None = None,
         on_acked: Callable[[float, int], None] | None = None,
+        span_attributes: tracing.Attributes = MappingProxyType({}),
     ) -> None:
         self._link = NatsLink(url, name=name, credentials=credentials)
         self._connect_timeout_s = connect_timeout_s
@@ -96,6 +101,7 @@ class Publisher:
         self._why_hopeless = why_hopeless
         self._asked_of = ""
         self._on_acked = on_acked
+        self._span_attributes = span_attributes
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._in_flight = InFlight(self._inbox, self._streams, max_in_flight)
         self._awaited: Callable[[], bool] = self._in_flight.is_empty
@@ -107,6 +113,7 @@ class Publisher:
         self._unflushed_bytes = 0
         self._sent_plain = False  # and their arrival was not confirmed yet
         self._before: tuple[int, int] | None = None  # connections and refusals before what is being sent
+        self._span: PublishSpan | None = None  # of what is being sent
         self.acked = 0
         self.resent = 0
         self._loop = asyncio.new_event_loop()
@@ -129,6 +136,7 @@ class Publisher:
 
     def close(self) -> None:
         """Flushes and closes the connection."""
+        self._end_span("none")
         if self._thread.is_alive():
             self._run(self._link.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -180,17 +188,24 @@ class Publisher:
         """
         more_bytes = self.ack_header_bytes if ack == "stored" and ack_to & BY_HEADER else 0
         check_rows(rows, self._link.max_payload_bytes, first_row, more_bytes)
-        if self._envelope if envelope is None else envelope:
-            rows = as_envelopes(rows, self._link.max_payload_bytes - more_bytes)
         if self._before is None:
             self._before = (self._link.connections, self._link.forbidden)
             self._refusal, self._failure, self._has_no_responders = "", None, False
+            self._span = begin_span(self._span_attributes)
+        span = self._span if len(rows) else None
+        if span is not None:
+            span.note_rows(rows)
+        if self._envelope if envelope is None else envelope:
+            rows = as_envelopes(rows, self._link.max_payload_bytes - more_bytes)
+        if span is not None:
+            rows = span.added_to(rows, self._link.max_payload_bytes - more_bytes)
         try:
             if len(rows):
                 self._sent_plain |= ack == "flush"
                 self._run(self._send_stored(rows, ack_to) if ack == "stored" else self._send_plain(rows))
-        except BaseException:
+        except BaseException as error:
             self._before = None
+            self._end_span(ack, error)
             raise
 
     def wait_for_ack(self, ack: Ack) -> None:
@@ -205,8 +220,17 @@ class Publisher:
                 self._run(self._wait_until_stored())
             if self._before is not None and (ack == "flush" or self._sent_plain):
                 self._run(self._wait_until_flushed())
+        except BaseException as error:
+            self._end_span(ack, error)
+            raise
         finally:
             self._before, self._sent_plain = None, False
+            self._end_span(ack)
+
+    def _end_span(self, ack: Ack, error: BaseException | None = None) -> None:
+        if self._span is not None:
+            self._span.end(ack, error)
+            self._span = None
 
     # ---- flush ----
 
@@ -333,6 +357,8 @@ class Publisher:
     def _receive_acks(self, frames: Frames) -> None:
         """Runs in the loop for every received chunk of acks."""
         acked = self._in_flight.take_acks(frames)
+        if (span := self._span) is not None:
+            span.note_acks(frames)
         if acked.is_progress:
             self._last_progress = time.monotonic()
         if acked.rows:
@@ -359,5 +385,5 @@ class Publisher:
             body = json.loads(answer)
             if not self._streams or body.get("stream", self._streams[0]) in self._streams:
                 self._refusal = str(body["error"]["description"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             self._refusal = repr(answer[:200])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from functools import partial
 from threading import Thread
 from typing import TypeAlias
@@ -70,7 +71,9 @@ def _next_part(rest: Rest | None, fetch: Callable[[], Fetched], max_decoded_byte
 
 
 def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
-    """Runs it in a thread. The process and the reader may end without waiting for the thread."""
+    """Runs it in a thread, in the context of the caller. The process and the reader may end without waiting for the
+    thread.
+    """
     future: Future[Fetched] = Future()
 
     def run() -> None:
@@ -79,5 +82,5 @@ def _in_background(work: Callable[[], Fetched]) -> Future[Fetched]:
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=run, name="natslog-read-ahead", daemon=True).start()
+    Thread(target=copy_context().run, args=(run,), name="natslog-read-ahead", daemon=True).start()
     return future

@@ -13,6 +13,7 @@ import msgspec
 import urllib3
 
 from natslog.client.asking import Asker, Facts, converted, decoded, in_path, leader_epochs
+from natslog.client.searching import FoundPage
 from natslog.errors import (
     BrokerUnavailable,
     MetadataUnavailable,
@@ -24,6 +25,7 @@ from natslog.errors import (
 )
 
 _SUBJECTS_OF_A_PAGE = 10_000
+_SEARCH_WITHIN_S = 60.0
 _WITHOUT_POSITIONS_S = 60.0
 _without_positions_until_s: dict[tuple[str, ...], float] = {}
 """Servers that do not have the call, and the time from which it is tried again. Shared by all clients in this
@@ -169,6 +171,62 @@ class StreamCalls(Asker):
         """
         query = {"pattern": pattern, "after": after, "as_of": as_of, "limit": limit}
         return self._json("GET", f"{stream_path(name)}/subjects", Facts, query=query, timeout_s=600.0)
+
+    def overview(self) -> dict[str, Any]:
+        """What is wrong in the cluster (`findings`), each broker (`cluster`, `broker_stats`), and all streams as
+        columns (`streams`), at this moment. Needs the action `monitor`.
+        """
+        return self._json("GET", "/v1/overview", Facts)
+
+    def history(self, stream: str | None = None) -> dict[str, Any]:
+        """The last hour, a value every few seconds, of each broker that answers (`brokers`), or of one stream
+        (`stream`). Needs the action `monitor`.
+        """
+        return self._json("GET", "/v1/history", Facts, query={"stream": stream})
+
+    def search_page(self, name: str, **query: Any) -> FoundPage:
+        """One page of a search: messages with the first bytes of their values, and where the next page begins.
+
+        Args:
+            query: its parameters: `start`, `end`, `newest`, `subject`, `grep`, `regex`, `ignore_case`, `limit`,
+                `value_bytes`, `max_bytes`, `max_ms`, as `/openapi.json` describes them; `columns` for its `in`.
+
+        Raises:
+            StreamNotFound. OffsetOutOfRange: the log begins after `start`. InvalidRequest.
+        """
+        columns = query.pop("columns", None)
+        if columns is not None:
+            query["in"] = ",".join(columns)
+        shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in query.items()}
+        return self._json("GET", f"{stream_path(name)}/search", FoundPage, query=shown, timeout_s=_SEARCH_WITHIN_S)
+
+    def redrive(self, name: str, offsets: Sequence[int], *, dry_run: bool = False) -> dict[str, Any]:
+        """Publishes dead letters of the stream to the subjects in their headers Natslog-Subject.
+
+        Args:
+            offsets: at most 1,000. `dry_run`: nothing is published.
+
+        Returns:
+            `messages`: of each letter `offset`, `subject`, `stream`, `stored_at`, `duplicate`, `problem`; `missing`:
+            offsets without a message; `left`: offsets for a further call, because the letters are large.
+
+        Raises:
+            StreamNotFound. NatsUnavailable: the broker is not connected to NATS.
+        """
+        body = {"offsets": list(offsets), "dry_run": dry_run}
+        return self._json("POST", f"{stream_path(name)}/redrive", Facts, body=body, timeout_s=_SEARCH_WITHIN_S)
+
+    def segments(self, name: str) -> dict[str, Any]:
+        """`total` and `segments`, the newest first: `start`, `end`, `bytes`, `sealed`, `newest` of each file at the
+        leader. Raises StreamNotFound.
+        """
+        return self._json("GET", f"{stream_path(name)}/segments", Facts)
+
+    def replicas(self, name: str) -> dict[str, Any]:
+        """How far each replica has copied the log: `end`, `high_watermark`, and `replicas` with `broker`, `leads`,
+        `in_sync`, `end`, `behind`. Raises StreamNotFound.
+        """
+        return self._json("GET", f"{stream_path(name)}/replicas", Facts)
 
     def delete_message(self, name: str, offset: int) -> dict[str, Any]:
         """Removes one message; it cannot be read any more when this returns.

@@ -153,8 +153,12 @@ class SealStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
 
 
 class DeleteStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """`id`, `if_version`: as in `EditStream`."""
+
     name: str
     deleted_us: int
+    id: StreamId | UnsetType = UNSET
+    if_version: int | UnsetType = UNSET
 
 
 class DropTombstone(msgspec.Struct, frozen=True, kw_only=True, tag="BuryStream", forbid_unknown_fields=True):

@@ -38,7 +38,8 @@ SUBJECTS_LEVEL = 2
 LINEAGE_LEVEL = 2
 """From this level on, streams are imported, and keep the streams that they were exported from."""
 PROTECTION_LEVEL = 2
-"""From this level on, streams may have `max_message_bytes`, `deny_delete` and `deny_purge`."""
+"""From this level on, streams may have `max_message_bytes`, `deny_delete`, `deny_purge`, `prevent_delete` and
+`managed_by`, and a deletion may name the id and the version of the settings."""
 SETTINGS_VERSION_LEVEL = 2
 """From this level on, records have a version of their settings, and edits may name it, and the id of the stream."""
 SECURITY_LEVEL = 2

@@ -82,10 +82,12 @@ from natslog.cluster.stream_changes import (
     paused,
     purged,
     require_own_subjects,
+    require_removable,
     require_version,
     resizing,
     wanted_replicas,
     with_isr,
+    with_operators_settings,
     with_settings_version,
     without,
 )
@@ -223,7 +225,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             case EditStream() | PauseStream() | PurgeStream() | SealStream() | BeginImport() | FinishImport():
                 return self._replace(self._changed_by(command))
             case DeleteStream(name=name, deleted_us=deleted_us):
-                self._delete(self.stream(name), deleted_us)
+                record = self.stream(name)
+                _require_unchanged(record, command)
+                require_removable(record)
+                self._delete(record, deleted_us)
                 return True
             case DropTombstone(id=stream_id, broker=broker):
                 return self.tombstones.pop(tombstone_key(stream_id, broker), None) is not None
@@ -340,7 +345,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 f"stream {command.name!r} was created meanwhile: repeat the import", stream=command.name
             )
         if existing is not None:
-            differing = differences(existing.settings, command.settings)
+            differing = differences(existing.settings, with_operators_settings(command.settings, existing.settings))
             if differing:
                 raise StreamConflict(
                     f"stream {command.name!r} exists with other settings: "
@@ -575,7 +580,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         return self._replace(finished(record))
 
 
-def _require_unchanged(record: StreamRecord, command: EditStream | PauseStream | ResizeReplicas) -> None:
+def _require_unchanged(record: StreamRecord, command: EditStream | PauseStream | ResizeReplicas | DeleteStream) -> None:
     """Raises StreamRecreated, SettingsConflict."""
     stream_id, if_version = command.id, command.if_version
     require_version(record, None if stream_id is UNSET else stream_id, None if if_version is UNSET else if_version)

@@ -30,7 +30,10 @@ from natslog.subjects import overlap
 
 _MOST_FORMER_SUBJECTS = 16
 _MOST_FORMER_RULES = 64
-_PROTECTIONS = ("deny_delete", "deny_purge")
+PROTECTIONS = ("deny_delete", "deny_purge")
+"""Settings that cannot be turned off."""
+EDITABLE_IF_SEALED = ("min_isr", "prevent_delete", "managed_by")
+"""Beside the number of replicas."""
 
 
 def next_version(record: StreamRecord, **changes: Any) -> StreamRecord:
@@ -130,6 +133,17 @@ def require_deletable(record: StreamRecord) -> None:
     _require_removable(record, "deny_delete", "deleted")
 
 
+def require_removable(record: StreamRecord) -> None:
+    """Whether the whole stream can be deleted. Raises RemovalDenied."""
+    if record.settings.prevent_delete:
+        raise RemovalDenied(
+            f"stream {record.name!r} has prevent_delete, and was not deleted. To delete it, turn that off first: "
+            f"natslog stream edit {record.name} --no-prevent-delete",
+            stream=record.name,
+            setting="prevent_delete",
+        )
+
+
 def _require_removable(record: StreamRecord, setting: str, done: str) -> None:
     if record.sealed:
         raise sealed_already(record)
@@ -152,7 +166,7 @@ def edited(
     for name in fixed_settings(level):
         if getattr(settings, name) != getattr(record.settings, name):
             raise cannot_be_edited(name)
-    for name in _PROTECTIONS:
+    for name in PROTECTIONS:
         if getattr(record.settings, name) and not getattr(settings, name):
             raise InvalidRequest(
                 f"{name} of stream {record.name!r} cannot be turned off: copy the messages to another stream",
@@ -171,7 +185,7 @@ def edited(
         record = msgspec.structs.replace(record, former_subjects=_bounded(tuple(former)))
     was, min_isr = record.settings.min_isr, settings.min_isr
     record = _with_former_rules(_with_rules_version(record, settings), settings)
-    if record.sealed and msgspec.structs.replace(settings, min_isr=was) != record.settings:
+    if record.sealed and msgspec.structs.replace(settings, **_of_sealed(record.settings)) != record.settings:
         raise sealed_already(record)
     if min_isr == was:
         return msgspec.structs.replace(record, settings=settings)
@@ -247,6 +261,19 @@ def _bounded(subjects: tuple[str, ...]) -> tuple[str, ...]:
     return subjects if len(subjects) <= _MOST_FORMER_SUBJECTS else (ALL_SUBJECTS,)
 
 
+def _of_sealed(settings: StreamSettings) -> dict[str, Any]:
+    """The settings that can be edited although the stream is sealed."""
+    return {name: getattr(settings, name) for name in EDITABLE_IF_SEALED}
+
+
+def with_operators_settings(asked: StreamSettings, existing: StreamSettings) -> StreamSettings:
+    """What a program asks for that creates its stream at every start: with the settings of operators that exist, where
+    it names none.
+    """
+    prevents, managed_by = asked.prevent_delete or existing.prevent_delete, asked.managed_by or existing.managed_by
+    return msgspec.structs.replace(asked, prevent_delete=prevents, managed_by=managed_by)
+
+
 def differences(existing: StreamSettings, asked: StreamSettings) -> dict[str, tuple[Any, Any]]:
     """Setting → (as it is, as asked), of those that differ. The order of the subjects does not count."""
     was, wanted = existing.to_json(), asked.to_json()
@@ -279,8 +306,8 @@ def require_own_subjects(name: str, settings: StreamSettings, others: Iterable[S
 
 def sealed_already(record: StreamRecord) -> StreamSealed:
     return StreamSealed(
-        f"stream {record.name!r} is sealed: no message can be added to it or removed from it. Only its replicas and "
-        "min_isr can be edited; the whole stream can be deleted (natslog stream rm)",
+        f"stream {record.name!r} is sealed: no message can be added to it or removed from it. Only its replicas, "
+        "min_isr, prevent_delete and managed_by can be edited; the whole stream can be deleted (natslog stream rm)",
         stream=record.name,
     )
 

@@ -82,12 +82,15 @@ def require_declared(app: web.Application) -> None:
 
 
 class Pending:
-    """A request in progress. `still_holds` raises why it would be refused now; `ended_by`: why it was cancelled."""
+    """A request in progress. `still_holds` raises why it would be refused now; `is_signed_in`: its session, if it has
+    one, goes on; `ended_by`: why it was cancelled.
+    """
 
     def __init__(self, broker: Broker, rights: Rights, task: asyncio.Task[Any]) -> None:
         self._broker, self.rights, self.task = broker, rights, task
         self.still_holds: Callable[[], None] = lambda: None
         self.check: Callable[[], None] = lambda: None
+        self.is_signed_in: Callable[[], bool] = lambda: True
         self.ended_by: NatslogError | None = None
 
     def stream(self, name: str) -> StreamRecord | None:

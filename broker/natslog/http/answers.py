@@ -26,6 +26,7 @@ from natslog.http.fair_slots import FairSlots
 from natslog.http.sending import Body, UnreadableFile
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
+from natslog.log_events import event
 from natslog.node.threads import Threads, in_thread
 
 logger = logging.getLogger("natslog.http")
@@ -145,5 +146,7 @@ class Answer:
         try:
             await body.send_file(self._file.fileno(), start, self._size_bytes - start)
         except UnreadableFile as error:  # not a part of a log: a repeated request gets a new one
-            logger.error("a response that was stored in a temporary file was lost: %s", error)
+            logger.error(
+                "a response that was stored in a temporary file was lost: %s", error, extra=event("response.lost")
+            )
             raise ConnectionResetError("the answer cannot be ended") from error

@@ -14,13 +14,21 @@ from natslog.errors import ConfigError
 from natslog.http import (
     appends,
     cluster,
+    console,
+    copies,
     cursors,
     erasures,
     imports,
     many_streams,
     messages,
+    metrics,
     openapi,
+    overview,
+    plans,
+    publishing,
+    search,
     security,
+    sessions,
     status,
     streams,
 )
@@ -38,9 +46,12 @@ from natslog.http.connections import (
 )
 from natslog.http.context import ANSWERS, BROKER
 from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
+from natslog.http.forwarding import forward
 from natslog.http.gate import GATE, Gate, name_requests, state_request_id
+from natslog.http.metrics import SCRAPES, Scrapes
+from natslog.http.overview import LIVE, Live
 from natslog.http.polls import POLLS, Polls
-from natslog.http.status import SCRAPES, Scrapes
+from natslog.http.sessions import SESSIONS, Sessions
 from natslog.http.subjects import SUBJECT_LISTS, SubjectLists
 from natslog.http.tls_port import TlsPort
 from natslog.node.broker import Broker
@@ -63,13 +74,21 @@ ROUTES = [
     *many_streams.routes,
     *cursors.routes,
     *messages.routes,
+    *search.routes,
+    *publishing.routes,
+    *copies.routes,
     *appends.routes,
     *imports.routes,
     *erasures.routes,
     *status.routes,
+    *metrics.routes,
     *cluster.routes,
+    *plans.routes,
+    *overview.routes,
     *security.routes,
+    *sessions.routes,
     *openapi.routes,
+    *console.routes,
 ]
 """Every call of the server."""
 
@@ -78,7 +97,7 @@ def make_app(broker: Broker) -> web.Application:
     limits, guard = Limits(), broker.guard
     gate = Gate(guard, limits, broker.audit, broker.activity.report_request)
     app = web.Application(
-        middlewares=[name_requests, count_requests, errors_as_json, gate.middleware, plain_bodies_only]
+        middlewares=[name_requests, count_requests, errors_as_json, forward, gate.middleware, plain_bodies_only]
     )
     app.on_response_prepare.append(state_request_id)
     app[GUARD], app[LIMITS], app[GATE] = guard, limits, gate
@@ -87,6 +106,7 @@ def make_app(broker: Broker) -> web.Application:
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app[SUBJECT_LISTS] = SubjectLists()
+    app[LIVE], app[SESSIONS] = Live(broker), Sessions()
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(ROUTES)
     require_declared(app)

@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
+from natslog import tracing
 from natslog.errors import InvalidRequest
 from natslog.http import shapes
 from natslog.http.access import LIMITS, access, limits_of, rights_of
@@ -81,12 +82,16 @@ async def stage(request: web.Request) -> web.Response:
 @access("stream", "publish")
 async def commit_batch(request: web.Request) -> web.Response:
     query(request)
-    stream, broker = await leading(request), broker_of(request)
-    body = await _commit_body(request)
-    allowed = limits_of(request, "publish", stream.record)
-    requested = Commit(_key(request, stream), body.parts, body.on_conflict, allowed)
-    appended = await commit(stream, broker.staging, broker.staged_copies, requested)
-    return shape_response(appended)
+    name = request.match_info["name"]
+    attributes = tracing.messaging("commit", "process", name)
+    with tracing.span(f"commit {name}", "server", attributes, parent=request.headers) as span:
+        stream, broker = await leading(request), broker_of(request)
+        body = await _commit_body(request)
+        allowed = limits_of(request, "publish", stream.record)
+        requested = Commit(_key(request, stream), body.parts, body.on_conflict, allowed)
+        appended = await commit(stream, broker.staging, broker.staged_copies, requested)
+        span.set(tracing.of_run(name, appended.start, appended.end))
+        return shape_response(appended)
 
 
 async def _commit_body(request: web.Request) -> shapes.Commit:

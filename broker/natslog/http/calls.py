@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from natslog import request_ids
 from natslog.arrow.schema import COLUMNS
+from natslog.arrow.searching import MOST_CHARS, SEARCHED
 from natslog.consensus import MAX_BROKER_ID
 from natslog.http import shapes
 from natslog.http.answer_parts import ARROW_STREAM, NDJSON
@@ -20,6 +22,7 @@ from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 Json: TypeAlias = dict[str, Any]
 
 JSON = "application/json"
+ANY_KIND = "*/*"
 
 # ---- statuses of errors, besides those of every call ----
 
@@ -53,6 +56,7 @@ def _in_header(name: str, text: str, schema: Json) -> Json:
 
 OF_PATH = {
     "name": _NAMED,
+    "path": _TEXT,
     "consumer": _CURSOR,
     "stream": _NAMED,
     "producer": _NAMED,
@@ -69,9 +73,9 @@ _RANGE = (
     _in_query("end", "exclusive; or earliest, latest", _POSITION),
 )
 _REQUEST_ID = _in_header(
-    "Natslog-Request-Id",
+    request_ids.HEADER,
     "a repeated request with the same id makes the change once",
-    {"type": "string", "pattern": "^[A-Za-z0-9-]{8,64}$"},
+    {"type": "string", "pattern": f"^{request_ids.PATTERN}$"},
 )
 _OF_IDENTITY = _in_query("identity", "name of the identity", required=True)
 _REDIRECTED = _in_header("Natslog-Redirected", "true: answer 421 instead of 307", _TEXT)
@@ -155,6 +159,35 @@ class Call:
 
 CALLS: dict[str, dict[str, Call]] = {
     "/v1/cluster": {"get": Call("The cluster and its brokers", shapes.Cluster)},
+    "/v1/overview": {
+        "get": Call("What is wrong in the cluster, each broker now, and all streams as a table", shapes.Overview)
+    },
+    "/v1/live": {
+        "get": Call(
+            "The overview as server-sent events of the kind `overview`, every two seconds: the first one whole, the "
+            "others with the streams that have changed",
+            kinds=("text/event-stream",),
+            statuses=(503,),
+            parameters=(_in_query("events", "end after so many", _whole(1)),),
+        )
+    },
+    "/v1/history": {
+        "get": Call(
+            "The last hour of each broker, or of a stream at its leader",
+            shapes.History,
+            statuses=(404,),
+            parameters=(_in_query("stream", "name of a stream; without it, of the brokers", _NAMED),),
+        )
+    },
+    "/v1/cluster/plan": {
+        "get": Call(
+            "The fewest moves that even out replicas, leaders and bytes of the brokers; or the moves that draining a "
+            "broker would cause. Nothing is changed",
+            shapes.Plan,
+            statuses=(503,),
+            parameters=(_in_query("drain", "number of the broker", _whole(1, MAX_BROKER_ID)),),
+        )
+    },
     "/v1/cluster/brokers": {
         "post": Call(
             "Add the broker at a URL", shapes.Broker, 201, body=shapes.Newcomer, statuses=(*_METADATA_LEADER, 409)
@@ -177,6 +210,14 @@ CALLS: dict[str, dict[str, Call]] = {
                 _REQUEST_ID,
                 _REDIRECTED,
             ),
+        ),
+    },
+    "/v1/cluster/log-level": {
+        "get": Call("The levels of the logs of all brokers", shapes.LogLevels),
+        "put": Call(
+            "Set the level of the log of a broker or of all, until it is started again",
+            shapes.LogLevels,
+            body=shapes.NewLogLevel,
         ),
     },
     "/v1/cluster/finalize-upgrade": {
@@ -207,6 +248,13 @@ CALLS: dict[str, dict[str, Call]] = {
         )
     },
     "/v1/streams/{name}/replicas": {
+        "get": Call(
+            "How far each replica has copied the log",
+            shapes.Progress,
+            headers=_STATED,
+            statuses=_LEADER,
+            parameters=(_REDIRECTED,),
+        ),
         "put": Call(
             "Move a stream's replicas",
             shapes.Moving,
@@ -214,7 +262,7 @@ CALLS: dict[str, dict[str, Call]] = {
             body=shapes.Replicas,
             statuses=_CHANGE,
             parameters=(_REQUEST_ID,),
-        )
+        ),
     },
     "/v1/streams": {
         "get": Call(
@@ -253,7 +301,16 @@ CALLS: dict[str, dict[str, Call]] = {
             statuses=_CHANGE,
             parameters=(_REQUEST_ID,),
         ),
-        "delete": Call("Delete a stream", status=204, statuses=_CHANGE, parameters=(_REQUEST_ID,)),
+        "delete": Call(
+            "Delete a stream. If id or if_version is another one by then, nothing is deleted",
+            status=204,
+            statuses=_CHANGE,
+            parameters=(
+                _REQUEST_ID,
+                _in_query("id", "of the stream"),
+                _in_query("if_version", "the settings_version that the stream had when it was read", _whole(0)),
+            ),
+        ),
     },
     "/v1/streams/{name}/roll": {
         "post": Call(
@@ -331,6 +388,66 @@ CALLS: dict[str, dict[str, Call]] = {
                 _in_query("as_of", "that of the page before: the next page of the same result", _OFFSET),
                 _REDIRECTED,
             ),
+        )
+    },
+    "/v1/streams/{name}/search": {
+        "get": Call(
+            "Messages with a text in them, or all messages of a range, a page at a time, with the first bytes of their "
+            "values. The page ends when it is full, or the budget of bytes or time is used",
+            shapes.Found,
+            headers=_STATED,
+            statuses=(*_LEADER, 416),
+            parameters=(
+                *_RANGE,
+                _in_query("newest", "instead of start: begin at the newest so many messages", _whole(1)),
+                _in_query("subject", "NATS wildcard", _SUBJECT),
+                _in_query(
+                    "grep", "text that a message must contain", _TEXT | {"minLength": 1, "maxLength": MOST_CHARS}
+                ),
+                _in_query("regex", "true: grep is a regular expression of RE2", _YES_OR_NO),
+                _in_query("ignore_case", "true: capital and small letters are the same", _YES_OR_NO),
+                _in_query(
+                    "in",
+                    "comma-separated columns to search; default value,key,headers",
+                    {"type": "array", "items": {"enum": list(SEARCHED)}, "uniqueItems": True},
+                    style="form",
+                    explode=False,
+                ),
+                _in_query("limit", "of messages in a page; default 100", _whole(1, shapes.MAX_FOUND_OF_A_PAGE)),
+                _in_query("value_bytes", "of each value; default 4,096", _whole(0, shapes.MAX_PREVIEW_BYTES)),
+                _in_query("max_bytes", "stored bytes to search; default 256 MiB", _whole(1, shapes.MAX_SEARCHED_BYTES)),
+                _in_query("max_ms", "time to search; default 2,000", _whole(1, shapes.MAX_SEARCHED_MS)),
+                _REDIRECTED,
+            ),
+        )
+    },
+    "/v1/streams/{name}/publish": {
+        "post": Call(
+            "Publish a message to NATS, on a subject that the stream records. Answered when the stream has stored it",
+            shapes.Published,
+            201,
+            body=shapes.NewMessage,
+            statuses=(404, 502, 503),
+        )
+    },
+    "/v1/streams/{name}/redrive": {
+        "post": Call(
+            "Publish dead letters of the stream to the subjects that they were meant for (the header Natslog-Subject). "
+            "A letter that is sent again has the same message id",
+            shapes.Redriven,
+            body=shapes.Redrive,
+            headers=_STATED,
+            statuses=(*_LEADER, 416, 502, 503),
+            parameters=(_REDIRECTED,),
+        )
+    },
+    "/v1/streams/{name}/segments": {
+        "get": Call(
+            "The files of the log at the leader, the newest 1,000. It needs the right to read all subjects",
+            shapes.Segments,
+            headers=_STATED,
+            statuses=_LEADER,
+            parameters=(_REDIRECTED,),
         )
     },
     "/v1/streams/{name}/offsets": {
@@ -558,6 +675,16 @@ CALLS: dict[str, dict[str, Call]] = {
         ),
     },
     "/v1/whoami": {"get": Call("The identity of this request, and what it may do", shapes.Whoami)},
+    "/v1/session": {
+        "get": Call("Whether credentials are needed, and who is signed in with a cookie", shapes.SessionState),
+        "post": Call(
+            "Sign in: the response sets a cookie, which stands for the token at this broker",
+            shapes.SignedIn,
+            201,
+            body=shapes.NewSession,
+        ),
+        "delete": Call("Sign out", status=204),
+    },
     "/v1/tokens": {
         "get": Call("All tokens, without their secrets", list[shapes.Token]),
         "post": Call(
@@ -634,5 +761,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "get": Call("Whether messages are accepted and served", shapes.Readiness, also={503: shapes.Readiness})
     },
     "/metrics": {"get": Call("Prometheus metrics", kinds=("text/plain",))},
+    "/": {"get": Call("The console, for a browser", kinds=("text/html",))},
+    "/console/{path}": {"get": Call("A file of the console", kinds=(ANY_KIND,), statuses=(404,))},
     "/openapi.json": {"get": Call("This document", Json)},
 }

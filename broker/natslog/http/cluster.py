@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TypeGuard
 
+import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
@@ -25,10 +26,12 @@ from natslog.http.context import BROKER, broker_of, leading, query, request_id
 from natslog.http.shapes import shape_response
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
+from natslog.node.log_levels import Levels
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
 from natslog.node.peers.links import PING_S, serve_link
 from natslog.node.peers.messages import MAX_FRAME_BYTES
 from natslog.node.peers.reception import HANDSHAKE_S
+from natslog.request_ids import handling
 from natslog.subjects import is_internal
 from natslog.urls import normal_url
 
@@ -75,7 +78,8 @@ async def link(request: web.Request) -> web.WebSocketResponse:
     peer, session = cluster.reception.admitted(opened)
     socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=PING_S)
     await socket.prepare(request)
-    await serve_link(cluster, socket, peer, session)
+    with handling(""):  # what arrives on the link belongs to other requests, or to none
+        await serve_link(cluster, socket, peer, session)
     await socket.close()
     return socket
 
@@ -99,13 +103,17 @@ async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:
 async def cluster(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
-    is_current = await broker.up_to_date()
+    return shape_response(shown_cluster(broker, is_current=await broker.up_to_date()))
+
+
+def shown_cluster(broker: Broker, *, is_current: bool) -> shapes.Cluster:
+    """Args: `is_current`: whether a majority confirmed that this broker has all changes."""
     node, state = broker.cluster, broker.state
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # otherwise the level is known: every broker supports the level of its cluster
         levels = node.upgrade.supported_levels()
     streams = [record for record in state.streams.values() if not is_internal(record.name)]
-    body = shapes.Cluster(
+    return shapes.Cluster(
         cluster_id=node.cluster_id,
         metadata_leader=node.group.leader,
         metadata_term=node.group.raft.term,
@@ -123,7 +131,6 @@ async def cluster(request: web.Request) -> web.Response:
         nats_leaf=broker.leaf_state,
         nats_leaf_problem=broker.leaf_problem or UNSET,
     )
-    return shape_response(body)
 
 
 def _shown(broker: Broker, number: BrokerId) -> shapes.Broker:
@@ -230,6 +237,33 @@ async def transfer(request: web.Request) -> web.Response:
     broker = _at_metadata_leader(request)
     broker.operations.transfer_metadata(_number(body, "to"))
     return shape_response(shapes.Transfer(body["to"]), status=202)
+
+
+@routes.get("/v1/cluster/log-level")
+@access("cluster", "admin")
+async def show_log_levels(request: web.Request) -> web.Response:
+    """Of every broker."""
+    query(request)
+    return shape_response(_shown_levels(await broker_of(request).log_levels.everywhere()))
+
+
+def _shown_levels(found: list[Levels]) -> shapes.LogLevels:
+    return shapes.LogLevels([msgspec.convert(one, shapes.BrokerLogLevels) for one in found])
+
+
+@routes.put("/v1/cluster/log-level")
+@access("cluster", "admin")
+async def set_log_level(request: web.Request) -> web.Response:
+    """`{"level": "debug", "logger": "natslog.node", "broker": 2}`: until that broker, or each one, is started again."""
+    query(request)
+    body, broker = await json_body(request), broker_of(request)
+    try:
+        given = msgspec.convert(body, shapes.NewLogLevel)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"state a level, and optionally a logger and a broker: {error}") from error
+    number = None if given.broker is None else BrokerId(given.broker)
+    found = await broker.log_levels.everywhere(number, level=given.level, logger=given.logger)
+    return shape_response(_shown_levels(found))
 
 
 @routes.post("/v1/cluster/finalize-upgrade")

@@ -21,7 +21,9 @@ from typing import Any
 from aiohttp import web
 
 from natslog.errors import InvalidRequest, NatslogError, Overloaded
+from natslog.http.context import REQUEST_ID
 from natslog.http.errors_as_json import error_response
+from natslog.log_events import event
 from natslog.node.peers.handshake import LINK_PATH
 from natslog.security.limits import Limits, Usage
 from natslog.security.records import Quota
@@ -107,7 +109,7 @@ class Connections:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
-            logger.warning("%s", what)
+            logger.warning("%s", what, extra=event("connection.limit"))
 
 
 class Connection(web.RequestHandler):
@@ -155,7 +157,15 @@ class Connection(web.RequestHandler):
         if isinstance(exc, ConnectionError):
             raise exc  # the error was logged where it was raised
         if status >= 500:
-            logger.error("%s %s failed", request.method, request.path, exc_info=exc)
+            logger.error(
+                "%s %s failed",
+                request.method,
+                request.path,
+                exc_info=exc,
+                extra=event(
+                    "request.failed", method=request.method, path=request.path, request_id=request.get(REQUEST_ID)
+                ),
+            )
             error = NatslogError("internal error; the traceback is in the broker's log")
         else:
             said = without_secrets(" ".join((message or "it cannot be parsed").split()))[:200]

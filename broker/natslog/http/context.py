@@ -28,6 +28,7 @@ from natslog.model import StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.metadata.entries import Request
 from natslog.node.replicas.stream import HostedStream
+from natslog.request_ids import HEADER
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
@@ -35,6 +36,8 @@ Result = TypeVar("Result")
 
 BROKER = web.AppKey("broker", Broker)
 ANSWERS = web.AppKey("answers", Answers)
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing."""
 REQUEST_ID = web.RequestKey("request_id", str)
 OWNER = web.RequestKey("owner", str)
 """The identity behind the request; "" without security."""
@@ -179,16 +182,21 @@ def _has_come_around(request: web.Request) -> bool:
     return request.headers.get("Natslog-Redirected") == "true"
 
 
+def require_used_id(request: web.Request) -> None:
+    """Of a change: if the client gives an id, it is the one of the request. Raises InvalidRequest."""
+    if request.headers.get(HEADER, request[REQUEST_ID]) != request[REQUEST_ID]:
+        raise InvalidRequest(f"{HEADER} must be 8 to 64 letters, digits and dashes")
+
+
 def request_id(request: web.Request) -> Request:
     """The id of a change, so that a retry is applied once, and the client's host. It is made of the id that the client
     gives, the call and its body: a client that uses an id for two changes makes both. Raises InvalidRequest.
     """
-    given = request.headers.get("Natslog-Request-Id")
+    given = request.headers.get(HEADER)
     owner = request[OWNER]
     if given is None:
         return Request(request[REQUEST_ID], owner or request.remote or "", request.remote or "")
-    if given != request[REQUEST_ID]:
-        raise InvalidRequest("Natslog-Request-Id must be 8 to 64 letters, digits and dashes")
+    require_used_id(request)
     stated = f"{given}\n{owner}\n{request.method} {request.path_qs}\n".encode("utf-8", "surrogatepass")
     made = hashlib.sha256(stated + request.get(BODY, b""))
     return Request(made.hexdigest()[:32], owner or request.remote or "", request.remote or "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
@@ -14,8 +16,10 @@ from natslog.http.access import access, require_readable, rights_of, with_counts
 from natslog.http.bodies import BODY, json_body, read_body
 from natslog.http.context import broker_of, leading, position, query, request_id, stated
 from natslog.http.shapes import MAX_CURSORS_AT_ONCE, MAX_OFFSET, NewCursor, shape_response
-from natslog.model import Offset, StreamId
+from natslog.model import Offset, StreamId, StreamRecord
 from natslog.node.clock import now_us
+from natslog.node.replicas.consumer_cursors import ConsumerCursor
+from natslog.node.replicas.consumer_records import ConsumerNumbers
 from natslog.node.replicas.lags import LagJson
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
@@ -34,10 +38,20 @@ def _shown(cursor: CursorRecord) -> shapes.Cursor:
     return shapes.Cursor(cursor.consumer, cursor.stream, cursor.stream_id, cursor.offset, set_at, rewound)
 
 
-def _shown_with_lag(request: web.Request, cursor: CursorRecord, lag: LagJson | None) -> shapes.Cursor:
-    shown = _shown(cursor)
-    shown.lag = _shown_lag(request, cursor.stream, lag)
+def _shown_with_lag(request: web.Request, found: ConsumerCursor, lag: LagJson | None) -> shapes.Cursor:
+    shown = _shown(found.cursor)
+    shown.lag = _shown_lag(request, shown.stream, lag)
+    if shown.consumer.startswith(CONSUMER_PREFIX):
+        shown.jetstream = _shown_numbers(request, shown.stream, found.numbers)
     return shown
+
+
+def _shown_numbers(request: web.Request, name: str, numbers: ConsumerNumbers | None) -> shapes.ConsumerNumbers | None:
+    record = broker_of(request).state.streams.get(name)
+    if numbers is None or record is None or not _may_count(request, record):
+        return None
+    sequences = {one: shapes.Sequences(*getattr(numbers, one)) for one in ("delivered", "ack_floor")}
+    return shapes.ConsumerNumbers(**numbers._asdict() | sequences)
 
 
 def _shown_lag(request: web.Request, name: str, lag: LagJson | None) -> shapes.Lag | None:
@@ -57,16 +71,23 @@ async def list_cursors(request: web.Request) -> web.Response:
     values, broker = query(request, "consumer", "stream"), broker_of(request)
     await broker.require_up_to_date()
     consumer, name = values.get("consumer"), values.get("stream")
-    found = await broker.cursors.find(consumer=consumer, stream=name)
-    found += await broker.consumer_cursors.find(consumer=consumer, stream=name)
-    cursors = [cursor for cursor in found if _may_see(request, cursor.stream)]
-    lags = await broker.lags.of_cursors(cursors)
-    return shape_response([_shown_with_lag(request, *one) for one in zip(cursors, lags, strict=True)])
+    found = [ConsumerCursor(one) for one in await broker.cursors.find(consumer=consumer, stream=name)]
+    found += await broker.consumer_cursors.find(
+        may_see=partial(_may_see, request), may_count=partial(_may_count, request), consumer=consumer, stream=name
+    )
+    records = broker.state.streams
+    found = [one for one in found if (of := records.get(one.cursor.stream)) is not None and _may_see(request, of)]
+    lags = await broker.lags.of_cursors([one.cursor for one in found])
+    return shape_response([_shown_with_lag(request, *one) for one in zip(found, lags, strict=True)])
 
 
-def _may_see(request: web.Request, name: str) -> bool:
-    record = broker_of(request).state.streams.get(name)
-    return record is not None and rights_of(request).may_see(name, record.recorded_subjects)
+def _may_see(request: web.Request, record: StreamRecord) -> bool:
+    return rights_of(request).may_see(record.name, record.recorded_subjects)
+
+
+def _may_count(request: web.Request, record: StreamRecord) -> bool:
+    """Counts include messages on all subjects."""
+    return rights_of(request).subjects("read", record.name, record.recorded_subjects) is None
 
 
 @routes.post("/v1/cursors")
@@ -111,9 +132,10 @@ async def show_cursor(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
     await broker.require_up_to_date()
-    cursor = await _found(request, request.match_info["consumer"], check_name(request.match_info["stream"]))
-    (lag,) = await broker.lags.of_cursors([cursor])
-    return shape_response(_shown_with_lag(request, cursor, lag))
+    consumer, stream = request.match_info["consumer"], check_name(request.match_info["stream"])
+    found = await _found(request, consumer, stream, counts=True)
+    (lag,) = await broker.lags.of_cursors([found.cursor])
+    return shape_response(_shown_with_lag(request, found, lag))
 
 
 @routes.put("/v1/cursors/{consumer}/{stream}")
@@ -179,12 +201,14 @@ def _settable(consumer: str, stream: str) -> str:
     return check_name(consumer, "consumer name")
 
 
-async def _found(request: web.Request, consumer: str, stream: str) -> CursorRecord:
+async def _found(request: web.Request, consumer: str, stream: str, *, counts: bool = False) -> ConsumerCursor:
     """Raises InvalidRequest, StreamNotFound, CursorNotFound, NoLeader, …"""
     broker = broker_of(request)
     if not consumer.startswith(CONSUMER_PREFIX):
-        return await broker.cursors.one(check_name(consumer, "consumer name"), stream)
-    return await broker.consumer_cursors.one(consumer, await broker.record(stream))
+        return ConsumerCursor(await broker.cursors.one(check_name(consumer, "consumer name"), stream))
+    record = await broker.record(stream)
+    may_count = counts and _may_count(request, record)
+    return await broker.consumer_cursors.one(consumer, record, may_count=may_count)
 
 
 @routes.get("/v1/streams/{name}/lag")
@@ -197,7 +221,7 @@ async def stream_lag(request: web.Request) -> web.Response:
     stream, broker = await leading(request), broker_of(request)
     if "cursor" in values:
         await broker.require_up_to_date()
-        offset: int = (await _found(request, values["cursor"], stream.record.name)).offset
+        offset: int = (await _found(request, values["cursor"], stream.record.name)).cursor.offset
     else:
         offset = position(values, "offset", 0, stream.usable_log())
     lag = await broker.lags.of(stream, offset)

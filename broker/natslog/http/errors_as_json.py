@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from natslog.errors import InvalidRequest, NatslogError, NotFound
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.http")
 
@@ -38,7 +39,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         response.force_close()
         return response
     except Exception as error:
-        logger.exception("%s %s failed", request.method, request.path)
+        logger.exception(
+            "%s %s failed",
+            request.method,
+            request.path,
+            extra=event("request.failed", method=request.method, path=request.path),
+        )
         return error_response(
             NatslogError(f"internal error ({type(error).__name__}); the traceback is in the broker's log")
         )

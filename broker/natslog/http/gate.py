@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -22,9 +20,12 @@ from natslog.errors import Forbidden, InvalidRequest, NatslogError, QuotaExceede
 from natslog.http.access import AUDITED, PENDING, RIGHTS, Access, Pending, access_of, rights_of
 from natslog.http.bodies import BODY
 from natslog.http.connections import Connection
-from natslog.http.context import BROKER, OWNER, REQUEST_ID, broker_of, request_id
+from natslog.http.context import BROKER, OWNER, READING, REQUEST_ID, broker_of, request_id
 from natslog.http.errors_as_json import Handler
+from natslog.http.sessions import SESSIONS, authorization_of, require_same_site, session_of
+from natslog.log_events import event
 from natslog.model import StreamRecord
+from natslog.request_ids import HEADER, handling, is_well_formed, new_request_id
 from natslog.security.audit import AuditLog
 from natslog.security.guard import NO_CREDENTIALS, Guard, Identity, Rights
 from natslog.security.limits import Limits
@@ -32,12 +33,10 @@ from natslog.security.limits import Limits
 logger = logging.getLogger("natslog.http")
 
 _RECHECK_EVERY_S = 1.0
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OF_DATA = frozenset({"publish", "cursor"})
 """Changes that programs make all the time: they are no events."""
 _FIRST_REFUSED = 400
 _MOST_BODY_CHARS = 512
-_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
 
 
 class Gate:
@@ -75,6 +74,8 @@ class Gate:
             try:
                 if not self._guard.is_valid(pending.rights.identity):
                     raise Unauthorized("the credentials of this request have expired or were revoked meanwhile")
+                if not pending.is_signed_in():
+                    raise Unauthorized("the session of this request has ended meanwhile")
                 if rules_changed:
                     pending.check()
                     pending.still_holds()
@@ -89,6 +90,7 @@ class Gate:
         @web.middleware
         async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
             needed = access_of(request.match_info.handler) or Access("credentials")
+            require_same_site(request)
             if not self._guard.is_on or needed.kind == "peers":
                 request[RIGHTS], request[OWNER] = self._guard.rights(NO_CREDENTIALS), ""
                 return await self._audited(request, handler, needed)
@@ -101,7 +103,7 @@ class Gate:
         try:
             if needed.kind != "open":
                 identity = self._identify(request)
-            elif "Authorization" in request.headers:
+            elif authorization_of(request):
                 with suppress(Unauthorized):  # what needs no credentials is answered with wrong ones, too
                     identity = self._identify(request)
             rights = request[RIGHTS] = self._guard.rights(identity)
@@ -124,7 +126,7 @@ class Gate:
             raise
 
     def _identify(self, request: web.Request) -> Identity:
-        given = request.headers.getall("Authorization", [])
+        given = authorization_of(request)
         if len(given) > 1:
             raise Unauthorized("the header Authorization is given twice")
         transport = request.transport
@@ -159,6 +161,9 @@ class Gate:
         assert task is not None, "handlers run in tasks"
         pending = Pending(request.app[BROKER], rights, task)
         pending.check = lambda: _check_again(pending, request, needed)
+        sessions, session = request.app[SESSIONS], session_of(request)
+        if session is not None and needed.kind != "open":
+            pending.is_signed_in = lambda: sessions.of(request) is session
         request[PENDING] = pending
         self._pending.add(pending)
         try:
@@ -167,7 +172,12 @@ class Gate:
             if pending.ended_by is None or task.uncancel():
                 raise
             if request.writer.output_size > 0:
-                logger.info("the response to %s was cut off: %s", request.remote, pending.ended_by.message)
+                logger.info(
+                    "the response to %s was cut off: %s",
+                    request.remote,
+                    pending.ended_by.message,
+                    extra=event("response.cut_off", address=request.remote, reason=pending.ended_by.code),
+                )
                 self._log_refusal(request, needed, rights.identity, pending.ended_by)
                 if request.transport is not None:
                     request.transport.abort()
@@ -179,7 +189,7 @@ class Gate:
     # ---- the audit log ----
 
     async def _audited(self, request: web.Request, handler: Handler, needed: Access) -> web.StreamResponse:
-        is_change = needed.changes if needed.changes is not None else request.method not in _READING
+        is_change = needed.changes if needed.changes is not None else request.method not in READING
         if not is_change or needed.kind == "peers":
             return await handler(request)
         outcome: dict[str, object] = {"status": 499, "code": "not_answered", "may_be_applied": True}  # it was cancelled
@@ -275,21 +285,19 @@ def _body_facts(request: web.Request) -> dict[str, object]:
 GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
 
 
-def given_id(request: web.Request) -> str | None:
-    """The id that the client gave; None where it is no id."""
-    given = request.headers.get("Natslog-Request-Id")
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else None
-
-
 @web.middleware
 async def name_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Each request has an id: the one that the client gave, or a new one. Each response names it."""
-    request[REQUEST_ID] = given_id(request) or secrets.token_hex(16)
-    return await handler(request)
+    """Each request has an id: the one that the client gave, or a new one where that is none or not well-formed. Each
+    response names it, and each line that is logged meanwhile.
+    """
+    given = request.headers.get(HEADER, "")
+    request[REQUEST_ID] = given if is_well_formed(given) else new_request_id()
+    with handling(request[REQUEST_ID]):
+        return await handler(request)
 
 
 async def state_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Before the headers of a response are sent."""
     if (request_id := request.get(REQUEST_ID)) is not None:
-        response.headers["Natslog-Request-Id"] = request_id
+        response.headers[HEADER] = request_id
     response.headers["Server"] = "natslog"

@@ -79,6 +79,7 @@ async def begin_import(request: web.Request) -> web.Response:
     for subject in origin.subjects:
         check_subject(subject, wildcards=True)
     settings, owner = parse_settings(body.settings), rights_of(request).owner
+    settings = msgspec.structs.replace(settings, managed_by=None)  # natslog apply --prune must not delete the copy
     if isinstance(body.jetstream, JetStreamSettings):
         settings = msgspec.structs.replace(settings, jetstream=body.jetstream)
     importing = broker.stream_operations.begin_import(name, origin, settings, request_id(request), owner=owner)

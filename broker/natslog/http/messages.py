@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from natslog import tracing
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OffsetOutOfRange, StorageUnavailable
 from natslog.http.access import LIMITS, access, limits_of, polling, require_still, rights_of
@@ -38,6 +39,7 @@ from natslog.http.polls import POLLS, Poll
 from natslog.http.sending import Body, disconnecting_slow_client
 from natslog.http.views import latest_view
 from natslog.log import StreamLog
+from natslog.log_events import event
 from natslog.node.replicas.stream import HostedStream
 from natslog.security.decisions import is_whole
 from natslog.subjects import check_subject
@@ -104,16 +106,19 @@ def _wants_ndjson(accept: str) -> bool:
 @routes.get("/v1/streams/{name}/messages", allow_head=False)
 @access("stream", "read")
 async def messages(request: web.Request) -> web.StreamResponse:
-    stream, asked, states_end = await _serving(request)
-    with request.app[POLLS].poll(stream, asked) as poll:
-        with polling(request) if asked.wait_ms else nullcontext():
-            await poll.turn()
-            require_still(request)  # the stream may record other subjects than when the wait began
-        return await _answered(request, stream, asked, states_end, poll)
+    name = request.match_info["name"]
+    attributes = tracing.messaging("fetch", "receive", name)
+    with tracing.span(f"fetch {name}", "server", attributes, parent=request.headers) as span:
+        stream, asked, states_end = await _serving(request)
+        with request.app[POLLS].poll(stream, asked) as poll:
+            with polling(request) if asked.wait_ms else nullcontext():
+                await poll.turn()
+                require_still(request)  # the stream may record other subjects than when the wait began
+            return await _answered(request, stream, asked, states_end, poll, span)
 
 
 async def _answered(
-    request: web.Request, stream: HostedStream, asked: Question, states_end: bool, poll: Poll
+    request: web.Request, stream: HostedStream, asked: Question, states_end: bool, poll: Poll, span: tracing.Span
 ) -> web.StreamResponse:
     limits, rights = request.app[LIMITS], rights_of(request)
     view = asked.view
@@ -136,13 +141,14 @@ async def _answered(
             await body.send_bytes(opening)
             await part.send(body)
     await limits.sent(rights)
-    at = part.next_offset
+    at, sent_bytes = part.next_offset, part.length
     while not is_last and at < end:
         with await _further(request, stream, maker.part(at, end)) as part, disconnecting_slow_client(request):
             limits.charge(rights, part.length)
             await part.send(body)
         await limits.sent(rights)
-        at = part.next_offset
+        at, sent_bytes = part.next_offset, sent_bytes + part.length
+    span.set({"natslog.first_offset": asked.start, "natslog.next_offset": at, "natslog.bytes": sent_bytes})
     with disconnecting_slow_client(request):
         await body.send_bytes(ending)
         return await body.end()
@@ -184,7 +190,11 @@ async def _further(request: web.Request, stream: HostedStream, making: Awaitable
         if isinstance(error, CorruptLog):
             stream.note_damage(error)
         logger.warning(
-            "stream %s: the response to the reader at %s is incomplete: %s", stream.name, request.remote, error
+            "stream %s: the response to the reader at %s is incomplete: %s",
+            stream.name,
+            request.remote,
+            error,
+            extra=event("response.incomplete", stream=stream.name, address=request.remote),
         )
         if request.transport is not None:
             request.transport.abort()
@@ -264,7 +274,9 @@ async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaita
         stream.note_damage(error)
         raise _redirect_to_another(request, stream) or error from error
     except OSError as error:  # the disk fails, or there are too many open files: the stored data may be intact
-        logger.warning("stream %s: reading failed: %s", stream.name, error)
+        logger.warning(
+            "stream %s: reading failed: %s", stream.name, error, extra=event("stream.read_failed", stream=stream.name)
+        )
         unavailable = StorageUnavailable(f"stream {stream.name!r} cannot be read at this broker now: {error.strerror}")
         raise _redirect_to_another(request, stream) or unavailable from error
 

@@ -30,6 +30,7 @@ _STATUSES = {
     421: "Another broker has to answer; the facts name it",
     429: "A limit of the broker is reached: repeat the request later",
     500: "A bug; the traceback is in the log of the broker",
+    502: "No stream acked the message: it was refused, or may be stored all the same",
     503: "This broker cannot answer now. If `retriable`, send the request to another broker, or repeat it in a moment",
 }
 _ALWAYS = (400, 401, 403, 415, 429, 500, 503)

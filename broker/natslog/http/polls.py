@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from contextvars import Context
 from dataclasses import replace
 from itertools import islice
 
@@ -154,8 +155,8 @@ class _Queue:
         self._asking: Counter[Question | None] = Counter()
         self._tails: dict[Question, _Tail] = {}
         self._news = asyncio.Event()  # a poll came or left, or there may be messages
-        self._task = asyncio.create_task(self._run())
-        self._watcher = asyncio.create_task(self._watch())
+        self._task = asyncio.create_task(self._run(), name="polls", context=Context())
+        self._watcher = asyncio.create_task(self._watch(), name="news for polls", context=Context())
 
     def add(self, poll: Poll) -> None:
         (self._ready if self._is_due(poll) else self._waiting)[poll] = None

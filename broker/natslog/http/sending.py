@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from aiohttp import HttpVersion11, web
 
 from natslog.arrow.ipc import Bytes
+from natslog.log_events import event
 from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.http")
@@ -55,6 +56,7 @@ def disconnecting_slow_client(request: web.Request) -> Iterator[None]:
                 request.remote,
                 acked - before,
                 WITHIN_S,
+                extra=event("reader.disconnected", address=request.remote),
             )
             transport.abort()
         checks[0] = loop.call_later(WITHIN_S, check, acked)
@@ -176,7 +178,12 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
         raise
     except OSError as error:
         failure = str(error)
-    logger.info("a response to the reader at %s was not sent completely: %s", reader, failure)
+    logger.info(
+        "a response to the reader at %s was not sent completely: %s",
+        reader,
+        failure,
+        extra=event("response.interrupted", address=reader),
+    )
     problem = await in_thread(readers, _reading_problem, fd, position, length)
     transport.abort()
     if problem is not None:

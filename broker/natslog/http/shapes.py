@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 from natslog.cluster.cursors import CONSUMER_PREFIX
 from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import KINDS
+from natslog.log_events import LEVELS
 from natslog.model import (
     MAX_LINEAGE,
     MAX_PER_SUBJECT,
@@ -43,6 +44,12 @@ MAX_CURSORS_AT_ONCE = 10_000
 MAX_IMPORTED_CONSUMERS = 10_000
 MAX_SPLITS = 100_000
 MAX_WAIT_MS = 60_000
+FOUND_OF_A_PAGE, MAX_FOUND_OF_A_PAGE = 100, 1_000
+PREVIEW_BYTES, MAX_PREVIEW_BYTES = 4_096, 1024 * 1024
+SEARCHED_BYTES, MAX_SEARCHED_BYTES = 256 * 1024 * 1024, 4 * 1024**3
+SEARCHED_MS, MAX_SEARCHED_MS = 2_000, 20_000
+MAX_MESSAGE_CHARS, MAX_MESSAGE_HEADERS = 12 * 1024 * 1024, 100
+MAX_REDRIVEN = 1_000
 SUBJECTS_OF_A_PAGE, MAX_SUBJECTS_OF_A_PAGE = 1_000, 10_000
 
 Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$", max_length=MAX_NAME_CHARS)]
@@ -134,6 +141,133 @@ class Cluster(msgspec.Struct):
     nats_leaf_problem: str | UnsetType = UNSET
 
 
+class Finding(msgspec.Struct):
+    """Something that is wrong in the cluster. `code`: as in docs/OPERATIONS.md. `where`: a broker, a stream or the
+    cluster; where many streams have the same problem, `streams` names the first ones, and `count` is of all.
+    """
+
+    code: str
+    level: Literal["error", "warning"]
+    where: str
+    what: str
+    remedy: str
+    count: Count = 1
+    streams: list[str] = []
+
+
+class BrokerStats(msgspec.Struct):
+    """A broker now, as it states itself. Rates are of the last seconds; `commit_ms`: mean time of a commit; `ack_ms`:
+    mean time from the first message of a commit to its acks; both are 0 without a commit. `cpu_share`: of one core.
+    `disk_full_s`: when its disk is full if it is filled as in the last hour. `nats_connections`: how many of its
+    connections to NATS are up, and how many it has. `behind`: messages that its replicas lack which are not in sync, as
+    the leaders state it. `problem`: why it is not ready.
+    """
+
+    id: BrokerNumber
+    messages_per_s: float
+    stored_bytes_per_s: float
+    sent_bytes_per_s: float
+    commits_per_s: float
+    commit_ms: float
+    ack_ms: float
+    disk_free_bytes: float
+    store_bytes: float
+    memory_bytes: float
+    cpu_share: float
+    disk_full_s: float | None
+    nats_connections: tuple[int, int] | None
+    behind: Count
+    problem: str | None
+
+
+class StreamTable(msgspec.Struct):
+    """Streams as columns, a list for each. Without a leader that answers, counts are null."""
+
+    name: list[str]
+    leader: list[BrokerNumber | None]
+    replicas: list[int]
+    in_sync: list[int]
+    state: list[Literal["", "paused", "sealed", "importing"]]
+    group: list[str | None]
+    max_age: list[str | None]
+    high_watermark: list[int | None]
+    log_start_offset: list[int | None]
+    messages: list[int | None]
+    bytes: list[int | None]
+    messages_per_s: list[float | None]
+    bytes_per_s: list[float | None]
+
+
+class Overview(msgspec.Struct):
+    """The cluster at one moment. In `/v1/live`, `streams` are those that differ from the event before, and `removed`
+    those that are no longer there, unless `is_whole`.
+    """
+
+    at: Time
+    cluster: Cluster
+    findings: list[Finding]
+    broker_stats: list[BrokerStats]
+    streams: StreamTable
+    is_whole: bool = True
+    removed: list[str] = []
+
+
+class LagSeries(msgspec.Struct):
+    """Of one consumer: messages, their stored bytes, and the age of the oldest of them in seconds."""
+
+    rows: list[int | None]
+    bytes: list[int | None]
+    seconds: list[int | None]
+
+
+class History(msgspec.Struct):
+    """Up to one hour, a value every `every_s` seconds, the oldest first; the last one is of now. `brokers`: the series
+    of each broker, by its id; `stream`: those of a stream, empty if it has not changed since its leader started.
+    `lags`: how far each of its consumers was behind, a value every `lags_every_s` seconds, null where that is not
+    known.
+    """
+
+    every_s: Count
+    brokers: dict[str, dict[str, list[float]]] | UnsetType = UNSET
+    stream: dict[str, list[float]] | UnsetType = UNSET
+    lags_every_s: Count | UnsetType = UNSET
+    lags: dict[str, LagSeries] | UnsetType = UNSET
+
+
+class PlannedMove(msgspec.Struct):
+    """Where the replicas of a stream are, and where they would be: the preferred leader first. `copied_bytes`: about
+    how much would be copied; 0 if only the preferred leader changes.
+    """
+
+    stream: Name
+    before: list[BrokerNumber]
+    after: list[BrokerNumber]
+    copied_bytes: Count
+
+
+class PlannedLoad(msgspec.Struct):
+    """Replicas, preferred leaders and bytes of a broker now, and after the moves."""
+
+    id: BrokerNumber
+    replicas: Count
+    leaders: Count
+    bytes: Count
+    replicas_after: Count
+    leaders_after: Count
+    bytes_after: Count
+
+
+class Plan(msgspec.Struct):
+    """Moves that would be made. `under_way`: how many streams are being moved already. `problem`: why a stream could
+    not leave a broker that is to be drained.
+    """
+
+    moves: list[PlannedMove]
+    under_way: Count
+    brokers: list[PlannedLoad]
+    problem: str | None
+
+
 class Newcomer(msgspec.Struct):
     """The URL of a blank broker."""
 
@@ -150,6 +284,31 @@ class Transfer(msgspec.Struct):
     """The number of the new leader."""
 
     to: BrokerNumber
+
+
+class NewLogLevel(msgspec.Struct, forbid_unknown_fields=True):
+    """The level of a logger, or of all, of a broker or of all. `default`: what applied when the broker was started."""
+
+    level: Annotated[str, Meta(extra_json_schema={"enum": [*LEVELS, "default"]})]
+    logger: Annotated[str, Meta(max_length=64)] | None = None
+    broker: BrokerNumber | None = None
+
+
+class BrokerLogLevels(msgspec.Struct):
+    """The level of the log of a broker, and of loggers with a level of their own. `problem`: why it states none, or has
+    not made a change.
+    """
+
+    broker: BrokerNumber
+    level: str | None = None
+    loggers: dict[str, str] = {}
+    problem: AnyProblem | UnsetType = UNSET
+
+
+class LogLevels(msgspec.Struct):
+    """The levels of the logs of all brokers, or of those that were changed."""
+
+    brokers: list[BrokerLogLevels]
 
 
 class Upgraded(msgspec.Struct):
@@ -190,6 +349,8 @@ class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     deny_purge: bool | UnsetType | None = UNSET
     allow_rollup: bool | UnsetType | None = UNSET
     placement_tags: Annotated[list[Name], Meta(max_length=MAX_TAGS)] | UnsetType | None = UNSET
+    prevent_delete: bool | UnsetType | None = UNSET
+    managed_by: Name | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     if_version: Count | UnsetType | None = UNSET
     id: str | UnsetType | None = UNSET
@@ -221,6 +382,8 @@ class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     deny_purge: bool | UnsetType | None = UNSET
     allow_rollup: bool | UnsetType | None = UNSET
     placement_tags: Annotated[list[Name], Meta(max_length=MAX_TAGS)] | UnsetType | None = UNSET
+    prevent_delete: bool | UnsetType | None = UNSET
+    managed_by: Name | UnsetType | None = UNSET
 
 
 class NewImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -417,6 +580,8 @@ class Stream(msgspec.Struct, kw_only=True):
     deny_purge: bool
     allow_rollup: bool
     placement_tags: list[str]
+    prevent_delete: bool
+    managed_by: str | None
     settings_version: Count
     max_age: str | None
     dedupe_window: str | None
@@ -513,6 +678,102 @@ class SubjectPage(msgspec.Struct):
     subjects: list[SubjectCount]
 
 
+class Header(msgspec.Struct):
+    """A header of a message. `key`: its name."""
+
+    key: str
+    value: str
+
+
+class FoundMessage(msgspec.Struct, kw_only=True):
+    """A message, and the first bytes of its value. Bytes that are not UTF-8 are in base64, under `key_base64` and
+    `value_base64`. `value_bytes`: size of the whole value; `is_cut`: it is longer than what is shown.
+    """
+
+    offset: Offset
+    timestamp: Time
+    subject: str
+    key: str | UnsetType | None = UNSET
+    key_base64: str | UnsetType = UNSET
+    headers: list[Header]
+    value: str | UnsetType = UNSET
+    value_base64: str | UnsetType = UNSET
+    value_bytes: Count
+    is_cut: bool
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """A page of a search, in the order of offsets. All messages below `next_offset` were searched; with `is_complete`
+    it is the end of the range, otherwise a request with it as `start` goes on. `bytes_searched`, `rows_searched`: what
+    was read for this page; missing if the identity may not read all subjects.
+    """
+
+    messages: list[FoundMessage]
+    next_offset: Offset
+    high_watermark: Offset
+    is_complete: bool
+    bytes_searched: Count | UnsetType = UNSET
+    rows_searched: Count | UnsetType = UNSET
+
+
+MessageText = Annotated[str, Meta(max_length=MAX_MESSAGE_CHARS)]
+
+
+class NewMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message to be published to NATS. `subject`: may be left out where the stream records only one plain subject.
+    Either `value`, sent as UTF-8, or `value_base64`. `key`: sent as the header Natslog-Key; `message_id`: as
+    Nats-Msg-Id.
+    """
+
+    subject: Subject | UnsetType = UNSET
+    value: MessageText | UnsetType = UNSET
+    value_base64: MessageText | UnsetType = UNSET
+    key: MessageText | UnsetType = UNSET
+    headers: Annotated[list[Header], Meta(max_length=MAX_MESSAGE_HEADERS)] = []
+    message_id: MessageText | UnsetType = UNSET
+
+
+class Published(msgspec.Struct):
+    """A message that the stream has stored. `duplicate`: it was there already, by its message id."""
+
+    name: Name
+    subject: str
+    offset: Offset
+    duplicate: bool
+
+
+class Redrive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Offsets of dead letters, to be published to the subjects that they were meant for. `dry_run`: state only what
+    would be done.
+    """
+
+    offsets: Annotated[list[Offset], Meta(min_length=1, max_length=MAX_REDRIVEN)]
+    dry_run: bool = False
+
+
+class RedrivenMessage(msgspec.Struct):
+    """A dead letter. `subject`: where it is sent; `stream`: the one that records this. `stored_at`: its offset there,
+    null if it was not sent; `duplicate`: it was there already. `problem`: why it was not sent, or not acked.
+    """
+
+    offset: Offset
+    subject: str
+    stream: str | None
+    stored_at: Offset | None
+    duplicate: bool
+    problem: str | None
+
+
+class Redriven(msgspec.Struct):
+    """What became of each dead letter. `missing`: offsets without a message. `left`: offsets for a further request,
+    because the values of this one would be too large together.
+    """
+
+    messages: list[RedrivenMessage]
+    missing: list[Offset]
+    left: list[Offset]
+
+
 class MessageDeleted(msgspec.Struct):
     """A message that was removed."""
 
@@ -567,6 +828,47 @@ class Erasure(msgspec.Struct, kw_only=True):
     replicas: list[ReplicaErasure]
 
 
+class Segment(msgspec.Struct):
+    """A file of the log, which has offsets from `start` to `end`, exclusive. `sealed`: it is complete, and an Arrow IPC
+    file. `newest`: time of its newest message; null: not known without reading the file.
+    """
+
+    start: Offset
+    end: Offset
+    bytes: Count
+    sealed: bool
+    newest: Time | None
+
+
+class Segments(msgspec.Struct):
+    """The files of the leader's log, the newest first. `total`: how many there are."""
+
+    name: Name
+    total: Count
+    segments: list[Segment]
+
+
+class ReplicaProgress(msgspec.Struct):
+    """How far a replica has copied the log, as the leader states it. `end`: it has all messages below; null: it has
+    stated nothing since this leader began. `behind`: how many messages it lacks.
+    """
+
+    broker: BrokerNumber
+    leads: bool
+    in_sync: bool
+    end: Offset | None
+    behind: Count
+
+
+class Progress(msgspec.Struct):
+    """The replicas of a stream. `end`: of the leader's log; `high_watermark`: what all of them in sync have."""
+
+    name: Name
+    end: Offset
+    high_watermark: Offset
+    replicas: list[ReplicaProgress]
+
+
 class Led(msgspec.Struct):
     """A stream and its leader."""
 
@@ -598,11 +900,12 @@ class OffsetAt(msgspec.Struct):
 
 
 class Extent(msgspec.Struct):
-    """About how many bytes a range takes."""
+    """About how many bytes a range takes, and exactly how many messages it has."""
 
     start: Offset
     end: Offset
     bytes: Count | None
+    rows: Count | None
 
 
 class Split(msgspec.Struct):
@@ -669,9 +972,32 @@ class Rewound(msgspec.Struct, rename={"from_": "from"}):
     timestamp: Time
 
 
+class Sequences(msgspec.Struct):
+    """`consumer_seq` counts deliveries. `stream_seq`: of the message; its offset is one less."""
+
+    consumer_seq: Count
+    stream_seq: Count
+
+
+class ConsumerNumbers(msgspec.Struct):
+    """As `CONSUMER.INFO` of the JetStream API states them. `num_pending`: messages that are still to be delivered for
+    the first time; null if they are not counted within half a second: the next request continues. `num_ack_pending`:
+    delivered and not acked, of which `num_redelivered` more than once. `num_waiting`: pull requests that wait for
+    messages.
+    """
+
+    delivered: Sequences
+    ack_floor: Sequences
+    num_pending: Count | None
+    num_ack_pending: Count
+    num_redelivered: Count
+    num_waiting: Count
+
+
 class Cursor(msgspec.Struct):
     """The position of a consumer. `lag` is null if the leader of the stream does not answer. If the name begins with
-    `jetstream:`, it is a JetStream consumer, which can only be shown: `timestamp` is that of its last ack, or creation.
+    `jetstream:`, it is a JetStream consumer, which can only be shown: `timestamp` is that of its last ack, or creation,
+    and `jetstream` has its numbers; null if it is not served, or the identity may not read all subjects of the stream.
     """
 
     consumer: CursorName
@@ -681,6 +1007,7 @@ class Cursor(msgspec.Struct):
     timestamp: Time
     rewound: Rewound | None
     lag: Lag | UnsetType | None = UNSET
+    jetstream: ConsumerNumbers | UnsetType | None = UNSET
 
 
 class NewCursor(msgspec.Struct, forbid_unknown_fields=True):
@@ -842,6 +1169,29 @@ class Whoami(msgspec.Struct):
     rules: list[AccessRule]
     quota: Quotas
     cluster_id: str | None
+
+
+class NewSession(msgspec.Struct, forbid_unknown_fields=True):
+    """A token to sign in with."""
+
+    token: Annotated[str, Meta(max_length=200)]
+
+
+class SignedIn(msgspec.Struct):
+    """`csrf`: requests of the session that change something must have it in the header `Natslog-Csrf`."""
+
+    identity: str
+    csrf: str
+
+
+class SessionState(msgspec.Struct):
+    """`needs_token`: this broker needs credentials, and the request had none. `csrf`: empty without a session."""
+
+    needs_token: bool
+    identity: str
+    csrf: str
+    may_monitor: bool
+    may_administer: bool
 
 
 class Token(msgspec.Struct, kw_only=True):

@@ -388,8 +388,11 @@ async def seal_stream(request: web.Request) -> web.Response:
 @routes.delete("/v1/streams/{name}")
 @access("stream", "manage")
 async def delete_stream(request: web.Request) -> web.Response:
-    broker, name = broker_of(request), request.match_info["name"]
-    await broker.change_cluster(broker.stream_operations.delete(name, request_id(request)))
+    values = query(request, "id", "if_version")
+    broker, name, if_version = broker_of(request), request.match_info["name"], whole(values, "if_version", None)
+    stream_id = StreamId(values["id"]) if "id" in values else None
+    deleting = broker.stream_operations.delete(name, request_id(request), stream_id=stream_id, if_version=if_version)
+    await broker.change_cluster(deleting)
     return web.Response(status=204)
 
 
@@ -439,13 +442,17 @@ async def _next_on_subject(
 @routes.get("/v1/streams/{name}/extent")
 @access("stream", "read")
 async def extent(request: web.Request) -> web.Response:
-    """About how many bytes a range takes; with `max_bytes`, how far so many reach."""
+    """About how many bytes a range takes, and how many messages it has; with `max_bytes`, how far so many reach."""
     values = query(request, "start", "end", "max_bytes")
     stream = await leading(request)
     start, end = _range(values, stream.usable_log())
     max_bytes = whole(values, "max_bytes", None, low=1)
-    found = await read_from_log(request, stream, lambda log: log.reader.extent(start, end, max_bytes))
-    shown = with_counts(request, stream.record, shapes.Extent(found.start, found.end, found.bytes))
+
+    def look(log: StreamLog) -> shapes.Extent:
+        found = log.reader.extent(start, end, max_bytes)
+        return shapes.Extent(found.start, found.end, found.bytes, log.reader.count(found.start, found.end))
+
+    shown = with_counts(request, stream.record, await read_from_log(request, stream, look))
     return stated(request, stream, shown)
 
 

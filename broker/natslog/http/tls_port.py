@@ -19,6 +19,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from natslog.log_events import event
 from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.http")
@@ -66,7 +67,10 @@ class FailedHandshakes:
         if self._count == 0:
             return
         logger.warning(
-            "%d TLS handshakes of clients failed in the last minute; the last one, of %s", self._count, self._last
+            "%d TLS handshakes of clients failed in the last minute; the last one, of %s",
+            self._count,
+            self._last,
+            extra=event("tls.handshakes_failed", count=self._count),
         )
         self._count = 0
         self._next = self._loop.call_later(_REPORT_EVERY_S, self._report)
@@ -119,7 +123,11 @@ class TlsPort:
             except OSError as error:
                 if error.errno not in _NO_RESOURCES:
                     raise
-                logger.error("no connection can be accepted (%s): trying again in a second", error.strerror)
+                logger.error(
+                    "no connection can be accepted (%s): trying again in a second",
+                    error.strerror,
+                    extra=event("connection.not_accepted"),
+                )
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listening)
                 return
@@ -139,7 +147,9 @@ class TlsPort:
         if self._loop.time() - self._warned_s >= _REPORT_EVERY_S:
             self._warned_s = self._loop.time()
             logger.warning(
-                "%d TLS handshakes are in progress, which is the limit: others are refused", len(self._handshakes)
+                "%d TLS handshakes are in progress, which is the limit: others are refused",
+                len(self._handshakes),
+                extra=event("tls.handshakes_limited", count=len(self._handshakes)),
             )
 
     async def _handshake(self, connection: socket.socket, address: str) -> None:

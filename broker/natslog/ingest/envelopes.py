@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,10 +22,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.trace_contexts import TRACEPARENT_BYTES, is_traceparent, with_traceparent
 from natslog.errors import InvalidRequest
 from natslog.ingest.dedupe import ids_of_headers
+from natslog.ingest.message_sizes import fitting
 from natslog.ingest.staged_rows import RowRules, rows_of_bytes
 from natslog.ingest.unwanted import is_utf8
+from natslog.tracing import TRACEPARENT
 from natslog.wire import native
 from natslog.wire.envelope import (
     HEADER_NAME,
@@ -105,12 +108,15 @@ def _close(row: npt.NDArray[np.int64]) -> None:
     row[HEADER_LEN], row[PAYLOAD], row[PAYLOAD_LEN] = 0, row[PAYLOAD] - size_bytes, row[PAYLOAD_LEN] + size_bytes
 
 
-def split_envelopes(frames: Frames, *, reads: bool) -> Iterator[tuple[Received, bool]]:
+def split_envelopes(
+    frames: Frames, *, reads: bool, max_message_bytes: int | None = None
+) -> Iterator[tuple[Received, bool]]:
     """The messages in order: envelopes one by one, those between them together. The second value: whether this is one
     message that begins as an envelope and is stored as it is.
 
     Args:
         reads: whether envelopes are stored as rows at the present feature level.
+        max_message_bytes: rows that would become larger do not get the trace context of their envelope; None: no limit.
     """
     marks = np.zeros(len(frames.rows), np.bool_)
     native.mark_openings(frames.buffer, frames.rows, OPENING_ARRAY, marks)
@@ -124,13 +130,13 @@ def split_envelopes(frames: Frames, *, reads: bool) -> Iterator[tuple[Received, 
         if at > start:
             yield Frames(frames.buffer, frames.rows[start:at]), False
         start = at + 1
-        received, begins = _read(Frames(frames.buffer, frames.rows[at:start]), reads=reads)
+        received, begins = _read(Frames(frames.buffer, frames.rows[at:start]), reads, max_message_bytes)
         yield received, begins and isinstance(received, Frames)
     if start < len(frames.rows):
         yield Frames(frames.buffer, frames.rows[start:]), False
 
 
-def _read(frames: Frames, *, reads: bool) -> tuple[Received, bool]:
+def _read(frames: Frames, reads: bool, max_message_bytes: int | None) -> tuple[Received, bool]:
     """Of one message; and whether its payload begins as an envelope."""
     row, buffer = frames.rows[0], frames.buffer
     headers = _headers(buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes())
@@ -144,7 +150,7 @@ def _read(frames: Frames, *, reads: bool) -> tuple[Received, bool]:
         if not reads:
             raise InvalidRequest("envelopes are stored from feature level 2 on: run natslog cluster finalize-upgrade")
         message_id = _id(headers.get("Nats-Msg-Id"))
-        rows = _rows(payload[len(OPENING) :], subject.tobytes().decode())
+        rows = _rows(payload[len(OPENING) :], subject.tobytes().decode(), _traceparent(headers), max_message_bytes)
         correlation_id = headers.get("Natslog-Correlation-Id", "")
         returned = correlation_id.encode() if _PLAIN_JSON.fullmatch(correlation_id) else b""
         wants_full_ack = headers.get("Natslog-Ack") == "full"
@@ -175,18 +181,36 @@ def _id(text: str | None) -> bytes | None:
     return text.encode()
 
 
-def _rows(data: bytes, subject: str) -> pa.RecordBatch:
-    """Raises InvalidRequest: these are no rows of one envelope."""
-    _check_claims(data, len(subject.encode()))
+def _traceparent(headers: Mapping[str, str]) -> str | None:
+    """The trace context of the envelope: that of each of its rows which has none of its own."""
+    text = next((value for name, value in headers.items() if name.lower() == TRACEPARENT), "")
+    return text if is_traceparent(text) else None
+
+
+def _rows(data: bytes, subject: str, traceparent: str | None, max_message_bytes: int | None) -> pa.RecordBatch:
+    """Raises InvalidRequest: these are no rows of one envelope. With the trace context, as far as limits allow it."""
+    claimed, subject_bytes = _claimed_rows(data), len(subject.encode())
+    each_bytes = subject_bytes + BYTES_PER_ROW
+    if claimed * each_bytes > _MOST_ADDED_BYTES:
+        raise InvalidRequest(
+            f"{claimed} rows with a subject of {subject_bytes} bytes are too many for one envelope: send several"
+        )
     batches = rows_of_bytes(data, RowRules((subject,), subject), "the envelope")
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     if ids_of_headers(rows.column("headers")) is not None:
         raise InvalidRequest("rows of an envelope have no message ids of their own: send such rows as messages")
-    return rows
+    if traceparent is None or claimed * (each_bytes + TRACEPARENT_BYTES) > _MOST_ADDED_BYTES:
+        return rows
+    fits = None if max_message_bytes is None else fitting(rows, max_message_bytes, TRACEPARENT_BYTES)
+    at = rows.schema.get_field_index("headers")
+    traced = with_traceparent(rows.column(at), rows.num_rows, traceparent, fits)
+    return rows.set_column(at, rows.schema.field(at), traced)
 
 
-def _check_claims(data: bytes, subject_bytes: int) -> None:
-    """Raises InvalidRequest: what the metadata of the messages claims is invalid or more than an envelope may have."""
+def _claimed_rows(data: bytes) -> int:
+    """How many rows the metadata of the messages claims. Raises InvalidRequest: that is invalid, or it claims more
+    than an envelope may have.
+    """
     rows = batches = messages = at = 0
     while data[at : at + 4] == _CONTINUATION and (size_bytes := int.from_bytes(data[at + 4 : at + 8], "little")):
         try:
@@ -204,7 +228,4 @@ def _check_claims(data: bytes, subject_bytes: int) -> None:
             break
     if not 0 < rows <= MAX_ROWS or batches > _MOST_BATCHES:
         raise InvalidRequest(f"an envelope has 1 to {MAX_ROWS} rows in at most {_MOST_BATCHES} batches")
-    if rows * (subject_bytes + BYTES_PER_ROW) > _MOST_ADDED_BYTES:
-        raise InvalidRequest(
-            f"{rows} rows with a subject of {subject_bytes} bytes are too many for one envelope: send several"
-        )
+    return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,6 +35,15 @@ def first_larger(rows: pa.RecordBatch, max_bytes: int) -> tuple[int, int] | None
     sizes = _sizes(rows)
     at = int(np.argmax(sizes > max_bytes)) if len(sizes) else 0
     return (at, int(sizes[at])) if len(sizes) and sizes[at] > max_bytes else None
+
+
+def fitting(rows: pa.RecordBatch, max_bytes: int, header_bytes: int) -> npt.NDArray[np.bool_]:
+    """Marks rows of at most `max_bytes` with a further header, whose name and value have `header_bytes`. `rows`: as
+    `first_larger`, with the columns `key` and `headers`.
+    """
+    headers, keys = rows.column("headers"), rows.column("key")
+    has_no_block = np.asarray(pc.and_(headers.is_null(), keys.is_null()), np.bool_)
+    return np.asarray(_sizes(rows) + header_bytes + _LINE_BYTES + _BLOCK_BYTES * has_no_block <= max_bytes)
 
 
 def text_bytes(rows: pa.RecordBatch) -> Array:

@@ -19,6 +19,7 @@ from natslog.ingest.conditions import conditions_of
 from natslog.ingest.dedupe import DedupeWindow
 from natslog.ingest.envelopes import open_messages, split_envelopes
 from natslog.ingest.unwanted import split_by_subject, split_by_text
+from natslog.log_events import event
 from natslog.wire import machine_code, own_ids
 from natslog.wire.frames import FrameParser, Frames
 
@@ -40,6 +41,11 @@ def compile_aside() -> None:
     if path is None:
         return
     made = path.with_name(f"{path.name}.{os.getpid()}")
+    logger.info(
+        "the first start of this version on this machine compiles machine code, which takes half a minute of one "
+        "processor core; the broker becomes ready after that",
+        extra=event("kernels.compiling"),
+    )
     try:
         _run("-m", "natslog.wire.native_build", str(made))
         proving = os.environ | {machine_code.FILE_VARIABLE: str(made)}
@@ -52,6 +58,7 @@ def compile_aside() -> None:
             "100 MiB more memory: %s %s",
             error,
             why.decode(errors="replace")[-500:],
+            extra=event("kernels.compiled_here"),
         )
     finally:
         made.unlink(missing_ok=True)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -34,16 +33,25 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from natslog.errors import NatslogError, NatsUnavailable
+from natslog.errors import NatslogError
 from natslog.jetstream import direct, errors
 from natslog.jetstream.direct_groups import DirectGroups
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.jetstream.stream_state import NO_TIME
 from natslog.jetstream.streams import StreamCalls
+from natslog.log_events import event
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
+from natslog.wire.api_probe import (
+    BROKER_HEADER,
+    CLUSTER_HEADER,
+    PROBE_HEADER,
+    clusters_in,
+    headers_of_answers,
+    is_of_broker,
+)
 from natslog.wire.direct_frames import taken_requests
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
@@ -56,8 +64,6 @@ PREFIX = "$JS.API"
 DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
 _PREFIXES = {"on": PREFIX, "domain": DOMAIN_PREFIX}
 _TYPES = "io.nats.jetstream.api.v1."
-_OWN_HEADER = "Natslog-Broker"
-_CLUSTER = re.compile(r"^Natslog-Cluster: (\w+)\r$", re.MULTILINE)
 _MOST_WAITING = 10_000
 _AT_ONCE = 64
 _CHANGES_AT_ONCE = 8
@@ -70,7 +76,6 @@ _LED_WITHIN_S = 3.0
 _LED_POLL_S = 0.02
 _STALE_S = 10.0
 _LOOK_AGAIN_S = 10.0
-_LATER_ANSWERS_S = 0.3
 _MOST_REQUEST_BYTES = 512 * 1024
 _MOST_BYTES = 32 * 1024 * 1024
 _HEADER_ROOM_BYTES = 256
@@ -104,6 +109,10 @@ class _Endpoint(NamedTuple):
     beside_error: Mapping[str, Any] = MappingProxyType({})
 
 
+async def _account(calls: StreamCalls, request: _Request) -> dict[str, Any]:
+    return {} if PROBE_HEADER in request.headers else await calls.account()
+
+
 def _create_consumer(
     calls: StreamCalls, request: _Request, *, is_durable: bool = False
 ) -> Coroutine[Any, Any, dict[str, Any]]:
@@ -112,7 +121,7 @@ def _create_consumer(
 
 _NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
 _ENDPOINTS = (
-    _Endpoint("INFO", "account_info", lambda calls, request: calls.account(), at_stream=False),
+    _Endpoint("INFO", "account_info", _account, at_stream=False),
     _Endpoint(
         "STREAM.CREATE.*",
         "stream_create",
@@ -240,7 +249,8 @@ class JetStreamApi:
         if mode == "auto" and has_security:
             logger.info(
                 "the JetStream API is off, because security is enabled: who may publish to $JS.API could create and "
-                "delete streams. To turn it on, set jetstream = on, and limit these subjects by NATS permissions"
+                "delete streams. To turn it on, set jetstream = on, and limit these subjects by NATS permissions",
+                extra=event("jetstream.off"),
             )
             return
         self._task = asyncio.create_task(self._run(), name="jetstream")
@@ -282,7 +292,11 @@ class JetStreamApi:
                         await self._serve(found)
                     self._probed_connection = connection
                 except NatslogError as error:
-                    logger.warning("the JetStream API is not served yet: %s", error.message)
+                    logger.warning(
+                        "the JetStream API is not served yet: %s",
+                        error.message,
+                        extra=event("jetstream.not_served", reason=error.code),
+                    )
             await asyncio.sleep(_PROBE_EVERY_S if self._probed_connection >= 0 else _PROBE_POLL_S)
 
     async def _serve(self, state: JetStreamState) -> None:
@@ -310,12 +324,14 @@ class JetStreamApi:
                 PREFIX,
                 DOMAIN_PREFIX,
                 _INBOX,
+                extra=event("jetstream.forbidden"),
             )
         elif state == "conflict":
             logger.warning(
                 "the JetStream API is not served, because another natslog cluster serves it in the same NATS account: "
                 "set jetstream = off for one of them, or use another NATS account. This broker looks again when it is "
-                "started, or connects to NATS again"
+                "started, or connects to NATS again",
+                extra=event("jetstream_conflict"),
             )
         elif state == "domain":
             logger.warning(
@@ -323,9 +339,10 @@ class JetStreamApi:
                 "is at %s.> (JetStream domain %r). To use natslog in place of JetStream, disable JetStream there",
                 DOMAIN_PREFIX,
                 DOMAIN,
+                extra=event("jetstream.domain_only"),
             )
         else:
-            logger.info("serving the JetStream API")
+            logger.info("serving the JetStream API", extra=event("jetstream.on"))
 
     async def _found_out(self) -> JetStreamState:
         """`domain`: somebody other than the brokers of natslog answers `$JS.API.INFO`. `forbidden`: that may not be
@@ -335,36 +352,17 @@ class JetStreamApi:
         Raises:
             NatsUnavailable.
         """
-        forbidden = self._link.forbidden
-        inbox, answers = f"{_INBOX}{secrets.token_hex(8)}", asyncio.Queue[str]()
-
-        def receive(frames: Frames) -> None:
-            for row in frames.rows:
-                answers.put_nowait(bytes(frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]]).decode())
-
-        attachment = await self._link.attach((inbox,), receive)
-        try:
-            if not self._link.send_now(f"PUB {PREFIX}.INFO {inbox} 0\r\n\r\n".encode()):
-                raise NatsUnavailable(f"NATS at {self._link.shown_url} is not connected", url=self._link.shown_url)
-            deadline_s = time.monotonic() + _PROBE_S
-            while (  # noqa: ASYNC110 (a refusal sets no event)
-                answers.empty() and self._link.forbidden == forbidden and time.monotonic() < deadline_s
-            ):
-                await asyncio.sleep(_PROBE_POLL_S)
-            if self._link.forbidden > forbidden:
-                return "forbidden"
-            if not answers.empty():  # the server may answer after a broker
-                await asyncio.sleep(_LATER_ANSWERS_S)
-            found = [answers.get_nowait() for _ in range(answers.qsize())]
-            found = [headers for headers in found if not headers.startswith("NATS/1.0 503")]
-            if not all(_OWN_HEADER in headers for headers in found):
-                return "domain"
-            own = self._broker.cluster.cluster_id
-            others = {one for headers in found for one in _CLUSTER.findall(headers)} - {own}
-            goes_on = not others or (self._broker.jetstream == "on" and own < min(others))
-            return "on" if goes_on else "conflict"
-        finally:
-            await self._link.detach(attachment)
+        found = await headers_of_answers(
+            self._link, f"{PREFIX}.INFO", f"{_INBOX}{secrets.token_hex(8)}", within_s=_PROBE_S
+        )
+        if found is None:
+            return "forbidden"
+        if not all(map(is_of_broker, found)):
+            return "domain"
+        own = self._broker.cluster.cluster_id
+        others = {one for headers in found for one in clusters_in(headers)} - {own}
+        goes_on = not others or (self._broker.jetstream == "on" and own < min(others))
+        return "on" if goes_on else "conflict"
 
     # ---- direct requests ----
 
@@ -412,10 +410,19 @@ class JetStreamApi:
         except TimeoutError:
             answers = [direct.Answer(direct.Status(503, "Stream Not Available").headers)]
         except NatslogError as error:
-            logger.warning("a direct request to stream %s failed: %s", stream.name, error.message)
+            logger.warning(
+                "a direct request to stream %s failed: %s",
+                stream.name,
+                error.message,
+                extra=event("jetstream.request_failed", stream=stream.name, reason=error.code),
+            )
             answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
         except Exception:  # a bug: one request fails, and nothing else
-            logger.exception("a direct request to stream %s failed", stream.name)
+            logger.exception(
+                "a direct request to stream %s failed",
+                stream.name,
+                extra=event("jetstream.request_error", stream=stream.name),
+            )
             answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
         most_bytes = self._link.max_payload_bytes
         if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
@@ -475,6 +482,7 @@ class JetStreamApi:
                 "dropped so far",
                 _STALE_S,
                 self._dropped,
+                extra=event("jetstream.requests_dropped", count=self._dropped),
             )
 
     async def _answer(self, endpoint: _Endpoint, request: _Request) -> None:
@@ -485,11 +493,20 @@ class JetStreamApi:
             body = {**endpoint.beside_error, "error": error.to_json()}
         except NatslogError as error:
             answer = errors.of_error(error)
-            level = logging.WARNING if answer.code >= 500 else logging.DEBUG
-            logger.log(level, "the JetStream request %s failed: %s", endpoint.subject, error.message)
+            what = ("the JetStream request %s failed: %s", endpoint.subject, error.message)
+            if answer.code >= 500:
+                logger.warning(
+                    *what, extra=event("jetstream.request_failed", subject=endpoint.subject, reason=error.code)
+                )
+            else:
+                logger.debug(*what)
             body = {**endpoint.beside_error, "error": answer.to_json()}
         except Exception:  # a bug: one request fails, and nothing else
-            logger.exception("the JetStream request %s failed", endpoint.subject)
+            logger.exception(
+                "the JetStream request %s failed",
+                endpoint.subject,
+                extra=event("jetstream.request_error", subject=endpoint.subject),
+            )
             body = {**endpoint.beside_error, "error": errors.internal().to_json()}
         if body is None:
             return
@@ -552,7 +569,7 @@ class JetStreamApi:
             self._link.send_now(_frame(reply, direct.Answer(b"", payload)))
             return
         broker, cluster = self._broker.cluster.me, self._broker.cluster.cluster_id
-        headers = f"NATS/1.0\r\n{_OWN_HEADER}: {broker}\r\nNatslog-Cluster: {cluster}\r\n\r\n".encode()
+        headers = f"NATS/1.0\r\n{BROKER_HEADER}: {broker}\r\n{CLUSTER_HEADER}: {cluster}\r\n\r\n".encode()
         self._link.send_now(_frame(reply, direct.Answer(headers, payload)))
 
 

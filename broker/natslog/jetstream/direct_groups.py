@@ -28,6 +28,7 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.direct import Status
 from natslog.log import StreamLog
 from natslog.log.newest import Texts
+from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
 from natslog.wire.direct_frames import (
@@ -119,7 +120,12 @@ class Group:
         return self._statuses(self._rows, status)
 
     def _warn(self, error: NatslogError) -> None:
-        logger.warning("direct requests to stream %s failed: %s", self._stream, error.message)
+        logger.warning(
+            "direct requests to stream %s failed: %s",
+            self._stream,
+            error.message,
+            extra=event("jetstream.request_failed", stream=self._stream, reason=error.code),
+        )
 
     def _offsets(self, requests: Requests, *, is_now: bool = False) -> Longs | None:
         """Of the messages that these requests are for; -1 where there is none. None: not all can be told now.
@@ -254,7 +260,11 @@ class DirectGroups:
             if others is requests or not stream.send_if_drained(frames, _PART_BYTES):
                 return requests
         except Exception:  # a bug, or what a thread reports better
-            logger.exception("direct requests to stream %s could not be answered at once", stream.name)
+            logger.exception(
+                "direct requests to stream %s could not be answered at once",
+                stream.name,
+                extra=event("jetstream.request_error", stream=stream.name),
+            )
             return requests
         self._release(requests)
         if others is not None:
@@ -281,7 +291,12 @@ class DirectGroups:
         try:
             log = stream.usable_log()
         except NatslogError as error:
-            logger.warning("direct requests to stream %s failed: %s", stream.name, error.message)
+            logger.warning(
+                "direct requests to stream %s failed: %s",
+                stream.name,
+                error.message,
+                extra=event("jetstream.request_failed", stream=stream.name, reason=error.code),
+            )
             return
         group = Group(log, stream.name, requests, self._most_answer_bytes())
         try:
@@ -298,7 +313,11 @@ class DirectGroups:
         except NatslogError as error:
             await self._send(stream, group.failures(error))
         except Exception:  # a bug: these requests fail, and nothing else
-            logger.exception("direct requests to stream %s failed", stream.name)
+            logger.exception(
+                "direct requests to stream %s failed",
+                stream.name,
+                extra=event("jetstream.request_error", stream=stream.name),
+            )
             await self._send(stream, group.all_with(FAILED))
 
     async def _send(self, stream: HostedStream, parts: Iterator[memoryview]) -> None:

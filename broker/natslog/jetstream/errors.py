@@ -14,6 +14,7 @@ from natslog.errors import (
     NatsUnavailable,
     NoLeader,
     NotEnoughBrokers,
+    RemovalDenied,
     ShuttingDown,
     StorageQuotaExceeded,
     StreamConflict,
@@ -260,6 +261,8 @@ def of_error(error: NatslogError) -> ApiError:
             return subjects_overlap() if "overlaps" in facts else name_in_use()
         case StreamSealed():
             return sealed()
+        case RemovalDenied():  # of a whole stream
+            return ApiError(500, 10050, error.message)
         case NotEnoughBrokers():
             return too_many_replicas()
         case StorageQuotaExceeded():

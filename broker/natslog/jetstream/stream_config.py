@@ -365,6 +365,8 @@ def updated_settings(was: StreamSettings, config: StreamConfig) -> StreamSetting
         group=was.group,
         compact=was.compact,
         tombstone_retention_s=was.tombstone_retention_s,
+        prevent_delete=was.prevent_delete,
+        managed_by=was.managed_by,
         compression=was.compression if is_compressed_alike else now.compression,
         acks=now.acks if (was.acks == "never") != config.no_ack else was.acks,
     )

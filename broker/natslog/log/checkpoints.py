@@ -25,6 +25,7 @@ from pathlib import Path
 
 from natslog.errors import CorruptLog
 from natslog.log.checked_file import overwrite_checked, read_checked, write_checked
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -67,7 +68,12 @@ class Checkpoints:
         try:
             content = read_checked(self._folder / LOG_START_FILE, LOG_START_FILE, 1)
         except CorruptLog as error:
-            logger.error("%s. The log start offset is read from %s", error.message, HIGH_WATERMARK_FILE)
+            logger.error(
+                "%s. The log start offset is read from %s",
+                error.message,
+                HIGH_WATERMARK_FILE,
+                extra=event("log.file_damaged"),
+            )
             return None
         return int(content["log_start_offset"]) if content else None
 
@@ -88,6 +94,7 @@ class Checkpoints:
                         self._folder,
                         HIGH_WATERMARK_FILE,
                         high_watermark,
+                        extra=event("log.file_rebuilt", path=self._folder / HIGH_WATERMARK_FILE),
                     )
                     self.high_watermark = high_watermark
                 self.log_start_offset = log_start_offset

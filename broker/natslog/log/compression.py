@@ -14,6 +14,7 @@ from natslog.errors import CorruptLog, DataDirError, UpgradeRequired
 from natslog.log.chain import SegmentChain
 from natslog.log.checked_file import read_record, write_checked
 from natslog.log.sealed import SealedSegment
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -49,7 +50,12 @@ class CompressedSizes:
             content = _Stored(segments=tuple(sorted(self._uncompressed_bytes.items())))
             write_checked(self._path, COMPRESSION_FILE, 1, content)
         except OSError as error:
-            logger.warning("%s could not be written: %s", self._path, error.strerror or error)
+            logger.warning(
+                "%s could not be written: %s",
+                self._path,
+                error.strerror or error,
+                extra=event("file.not_written", path=self._path),
+            )
 
     def totals(self, chain: SegmentChain) -> tuple[int, int] | None:
         """Stored and uncompressed bytes of the compressed segments; None where none is known. Touches no file."""
@@ -65,5 +71,5 @@ def _read(path: Path) -> _Stored:
     try:
         return read_record(path, COMPRESSION_FILE, 1, _Stored) or _Stored()
     except (CorruptLog, DataDirError, UpgradeRequired, OSError) as error:
-        logger.warning("%s is ignored: %s", path, error)
+        logger.warning("%s is ignored: %s", path, error, extra=event("file.ignored", path=path))
         return _Stored()

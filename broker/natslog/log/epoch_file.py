@@ -12,6 +12,7 @@ from natslog.errors import CorruptLog
 from natslog.log.chain import SegmentChain
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.log.segment import damage, read_at
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -46,7 +47,12 @@ def rebuilt_epochs(folder: Path, chain: SegmentChain, *, has_others: bool) -> Ep
         CorruptLog: a header or footer is damaged, or the log holds no message and does not begin at 0.
         OSError: a file cannot be read.
     """
-    logger.warning("%s: %s is missing; it was rebuilt from the headers of all batches", folder, _NAME)
+    logger.warning(
+        "%s: %s is missing; it was rebuilt from the headers of all batches",
+        folder,
+        _NAME,
+        extra=event("log.file_rebuilt", path=folder / _NAME),
+    )
     entries: list[tuple[int, int]] = []
     for segment in chain.segments:
         index = segment.index

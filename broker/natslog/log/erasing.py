@@ -39,6 +39,7 @@ from natslog.log.merging import merge
 from natslog.log.removed import from_bytes, marks_among, offset_range, to_array, to_bytes
 from natslog.log.sealed import SealedSegment, Written, write_beside
 from natslog.log.segment import ActiveSegment, open_segment, read_batch
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -174,7 +175,9 @@ class Erasures:
         try:
             stored = read_record(self._path, _FILE, _VERSION, _Stored)
         except CorruptLog as error:
-            logger.error("%s. The erasures of the stream are checked again", error.message)
+            logger.error(
+                "%s. The erasures of the stream are checked again", error.message, extra=event("log.file_damaged")
+            )
             stored = None
         return {} if stored is None else stored.receipts
 

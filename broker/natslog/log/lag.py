@@ -30,6 +30,7 @@ from natslog.log.recovery import Damage
 from natslog.log.removed import RemovedOffsets
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_at
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -148,7 +149,12 @@ def _timestamp_us(place: _Place, fd: int, start: int) -> int:
         place.segment.prove(fd, place.index, place.at, place.at + 1)
         read_us = _read_timestamp_us(place.segment.path, fd, place.index[place.at], start)
     except (CorruptLog, OSError, pa.ArrowException) as error:
-        logger.warning("the age of offset %d is that of the newest message of its batch: %s", start, error)
+        logger.warning(
+            "the age of offset %d is that of the newest message of its batch: %s",
+            start,
+            error,
+            extra=event("log.age_estimated", offset=start),
+        )
         return newest
     return newest if read_us is None else read_us
 

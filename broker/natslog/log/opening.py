@@ -32,6 +32,7 @@ from natslog.log.segment import (
     remove_segment_files,
     segment_path,
 )
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -145,7 +146,13 @@ class Opening:
             read_footer_index(sealed[base_offset])
         except CorruptLog as error:
             aside = sealed[base_offset].with_suffix(_DAMAGED_SUFFIX)
-            logger.error("%s The file is kept as %s; %s is used", error.message, aside, active[base_offset].name)
+            logger.error(
+                "%s The file is kept as %s; %s is used",
+                error.message,
+                aside,
+                active[base_offset].name,
+                extra=event("log.segment_set_aside", path=aside),
+            )
             os.replace(sealed.pop(base_offset), aside)
         else:
             active.pop(base_offset).unlink()
@@ -156,7 +163,11 @@ class Opening:
         dropped = [base for base, following in pairwise(bases) if following <= start]
         for base_offset in dropped:
             logger.info(
-                "%s: the segment at %d was removed because the log starts at %d", self.folder, base_offset, start
+                "%s: the segment at %d was removed because the log starts at %d",
+                self.folder,
+                base_offset,
+                start,
+                extra=event("log.segment_dropped", path=self.folder, offset=base_offset),
             )
             remove_segment_files(segment_path(self.folder, base_offset, SEALED_SUFFIX))
         return bases[len(dropped) :]
@@ -191,12 +202,21 @@ class Opening:
 
     def _is_to_be_removed(self, one: _Unsealed) -> bool:
         if one.scan is None:
-            logger.warning("%s: removed; its header was incomplete, so the file had no messages", one.path)
+            logger.warning(
+                "%s: removed; its header was incomplete, so the file had no messages",
+                one.path,
+                extra=event("log.empty_segment_removed", path=one.path),
+            )
             return True
         end = self._end_of_last() if one.is_empty else None
         if end is None or end <= one.base_offset:
             return False
-        logger.warning("%s: removed; it is empty, and the previous segment has offsets up to %d", one.path, end)
+        logger.warning(
+            "%s: removed; it is empty, and the previous segment has offsets up to %d",
+            one.path,
+            end,
+            extra=event("log.empty_segment_removed", path=one.path),
+        )
         return True
 
     def _end_of_last(self) -> int | None:
@@ -205,7 +225,7 @@ class Opening:
         try:
             return last.end_offset if last is not None else None
         except CorruptLog as error:  # reads of it will report this
-            logger.error("%s", error.message)
+            logger.error("%s", error.message, extra=event("log.damaged", path=self.folder))
             return None
 
     def _recovered(self, one: _Unsealed) -> ActiveSegment:
@@ -213,12 +233,20 @@ class Opening:
         assert one.scan is not None, "a file without a header is removed"
         path, scan = one.path.with_suffix(ACTIVE_SUFFIX), one.scan
         if path != one.path:
-            logger.warning("%s: the footer is damaged; the file is read as an unsealed segment", one.path)
+            logger.warning(
+                "%s: the footer is damaged; the file is read as an unsealed segment",
+                one.path,
+                extra=event("log.footer_damaged", path=one.path),
+            )
             one.path.rename(path)
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:
             logger.warning(
-                "%s: removed an incomplete commit of %d bytes at byte %d", path, scan.torn_bytes, scan.end_position
+                "%s: removed an incomplete commit of %d bytes at byte %d",
+                path,
+                scan.torn_bytes,
+                scan.end_position,
+                extra=event("log.tail_removed", path=path, bytes=scan.torn_bytes),
             )
             os.truncate(path, scan.end_position)
         segment = ActiveSegment(path, one.base_offset, scan.end_position, scan.index)
@@ -260,7 +288,10 @@ class Opening:
     def _begin_at(self, start: int) -> None:
         """Completes a restart of the log of which only the start was stored: all existing messages are below it."""
         logger.warning(
-            "%s: the log starts again at %d: all its messages are below its stored log start offset", self.folder, start
+            "%s: the log starts again at %d: all its messages are below its stored log start offset",
+            self.folder,
+            start,
+            extra=event("log.started_again", path=self.folder, offset=start),
         )
         fresh = ActiveSegment.create(self.folder, self.stream_id, start)
         replaced, self.chain.segments, self.chain.damages = self.chain.segments, [fresh], []
@@ -275,7 +306,7 @@ class Opening:
                 if one.max_timestamp_us:
                     self.newest_timestamp_us = one.max_timestamp_us
             except CorruptLog as error:  # reads of that segment will report this; the end of the log is in the next one
-                logger.error("%s", error.message)
+                logger.error("%s", error.message, extra=event("log.damaged", path=self.folder))
 
 
 def check_folder(folder: Path, *, must_exist: bool) -> None:

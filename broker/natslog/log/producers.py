@@ -26,6 +26,7 @@ from typing import Any
 from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog
 from natslog.log.checked_file import read_checked, write_checked
+from natslog.log_events import event
 from natslog.model import ONE_OFF_PRODUCERS
 
 logger = logging.getLogger("natslog.log")
@@ -59,7 +60,11 @@ class ProducerTable:
         try:
             content = read_checked(self._path, _FILE, 1)
         except CorruptLog as error:
-            logger.error("%s. The batches of producers are read from the log when they are needed", error.message)
+            logger.error(
+                "%s. The batches of producers are read from the log when they are needed",
+                error.message,
+                extra=event("log.file_damaged", path=self._path),
+            )
             content = None
         if content is not None:
             read_from = self._stored_as_of = min(int(content["as_of"]), log_end_offset)
@@ -71,7 +76,11 @@ class ProducerTable:
             for mark in self._marks(max(read_from, log_start_offset), log_end_offset):
                 self.note(mark, high_watermark)
         except CorruptLog as error:
-            logger.error("the batches of producers are known only for the readable part of the log: %s", error.message)
+            logger.error(
+                "the batches of producers are known only for the readable part of the log: %s",
+                error.message,
+                extra=event("log.producers_partial", path=self._path.parent),
+            )
 
     def note(self, run: RunMark, high_watermark: int) -> None:
         """The whole run is on stable storage."""
@@ -123,7 +132,9 @@ class ProducerTable:
 
     def _read_all(self, log_start_offset: int, high_watermark: int) -> None:
         logger.info(
-            "%s: reading the headers of the whole log to find the last batch of each producer", self._path.parent
+            "%s: reading the headers of the whole log to find the last batch of each producer",
+            self._path.parent,
+            extra=event("log.producers_read", path=self._path.parent),
         )
         found = _Committed(self._committed.most)
         for run in self._marks(log_start_offset, high_watermark):

@@ -22,6 +22,7 @@ from natslog.log.run_log import RunLog
 from natslog.log.scrub import frame_problem
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment, header_bytes_of, read_batch, remove_segment_files
+from natslog.log_events import event
 from natslog.model import Epoch
 
 logger = logging.getLogger("natslog.log")
@@ -79,6 +80,14 @@ class ReplicaLog(RunLog):
             run.start,
             run.batch,
             run.producer,
+            extra=event(
+                "log.truncated",
+                path=self.folder,
+                offset=end,
+                end_offset=run.start,
+                producer=run.producer,
+                batch=run.batch,
+            ),
         )
         self.cut_to(run.start)
 

@@ -24,6 +24,7 @@ from natslog.log.producers import ProducerTable
 from natslog.log.read_plan import ReadPlan
 from natslog.log.segment import ActiveSegment
 from natslog.log.stream_log import LogOptions, StreamLog
+from natslog.log_events import event
 from natslog.model import StreamSettings
 
 logger = logging.getLogger("natslog.log")
@@ -167,7 +168,12 @@ class RunLog(StreamLog):
         try:
             self.producers.store(self.high_watermark, is_short=self._is_short)
         except OSError as error:
-            logger.error("%s: the last batches of producers could not be stored (%s)", self.folder, error)
+            logger.error(
+                "%s: the last batches of producers could not be stored (%s)",
+                self.folder,
+                error,
+                extra=event("log.checkpoint_not_stored", path=self.folder),
+            )
 
     def close(self) -> None:
         """As `StreamLog.close`."""

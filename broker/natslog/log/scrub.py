@@ -30,6 +30,7 @@ from natslog.log.chain import SegmentChain
 from natslog.log.checked_file import read_record, write_checked
 from natslog.log.sealed import SealedSegment, read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import check_file_header, damage, read_at
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.log")
 
@@ -379,7 +380,12 @@ class ScrubProgress:
             with self._writing:
                 write_checked(self._path, SCRUB_FILE, 1, self._known)
         except OSError as error:
-            logger.warning("%s could not be written: %s", self._path, error.strerror or error)
+            logger.warning(
+                "%s could not be written: %s",
+                self._path,
+                error.strerror or error,
+                extra=event("file.not_written", path=self._path),
+            )
 
 
 def _end_of(segment: SealedSegment) -> int:
@@ -394,5 +400,10 @@ def _read(path: Path) -> _Stored:
     try:
         return read_record(path, SCRUB_FILE, 1, _Stored) or _Stored()
     except (CorruptLog, DataDirError, UpgradeRequired, OSError) as error:
-        logger.warning("%s is ignored, and the log is scrubbed from its start: %s", path, error)
+        logger.warning(
+            "%s is ignored, and the log is scrubbed from its start: %s",
+            path,
+            error,
+            extra=event("file.ignored", path=path),
+        )
         return _Stored()

@@ -60,6 +60,7 @@ from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove
 from natslog.log.subject_index import SubjectIndex
 from natslog.log.visibility import UNKNOWN, Visibility
 from natslog.log.visible_size import VisibleSize
+from natslog.log_events import event
 from natslog.model import Epoch, StreamSettings
 from natslog.wire.outgoing import taken
 
@@ -224,7 +225,7 @@ class StreamLog:
             self.chain.damages.append(Damage(path, position, position, end, committed))
         if self.chain.damages:
             self.failure = damage_error(self.chain.damages)
-            logger.error("%s", self.failure.message)
+            logger.error("%s", self.failure.message, extra=event("log.damaged", path=self.folder))
 
     # ---- positions ----
 
@@ -311,7 +312,7 @@ class StreamLog:
             "broker is restarted and has recovered the log",
             file=str(self.folder),
         )
-        logger.error("%s", self.failure.message)
+        logger.error("%s", self.failure.message, extra=event("log.write_failed", path=self.folder))
         return self.failure
 
     def _wrote(self, timestamp_us: int) -> None:
@@ -851,6 +852,7 @@ class StreamLog:
                 "%s: the last checkpoint could not be written (%s); the next recovery does not need it",
                 self.folder,
                 error,
+                extra=event("log.checkpoint_not_stored", path=self.folder),
             )
         self._store_visibility()
         self.kept.clear()
@@ -865,7 +867,12 @@ class StreamLog:
         try:
             self.visibility.store(self.log_start_offset, at_least=_STORED_AT_CLOSE_OFFSETS)
         except OSError as error:
-            logger.error("%s: which messages are hidden could not be stored (%s)", self.folder, error)
+            logger.error(
+                "%s: which messages are hidden could not be stored (%s)",
+                self.folder,
+                error,
+                extra=event("log.checkpoint_not_stored", path=self.folder),
+            )
 
 
 def _gaps_of(fd: int, entry: BatchEntry, path: Path) -> BitMap64:

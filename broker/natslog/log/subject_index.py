@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from natslog.log.segment import SUBJECTS_SUFFIX
 from natslog.log.subject_counts import SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart, file_identity, newest_visible, oldest_visible, text_at
 from natslog.log.visibility import StoredRows, Visibility
+from natslog.log_events import event
 from natslog.wire.outgoing import TextBuffers, taken
 
 logger = logging.getLogger("natslog.log")
@@ -38,6 +40,8 @@ logger = logging.getLogger("natslog.log")
 _JOINED = 2
 """A part in memory is joined with the next one, unless it has more than so many times as many messages."""
 _TRIED = 5
+_FEW_BYTES = 8 * 1024 * 1024
+"""Of messages that are read for the index by those who do not have the time to read many."""
 
 Found = TypeVar("Found")
 Offsets = npt.NDArray[np.int64]
@@ -154,9 +158,29 @@ class SubjectIndex:
     def counts(self) -> tuple[VisibleState, SubjectCounts]:
         """All subjects of the messages that are visible now. Raises as `on_subject`."""
         state = self.visible_state()
-        parts = self._parts(state.end)
+        return state, self._counts_of(self._parts(state.end), state)
+
+    def counts_at_hand(self, deadline_s: float) -> SubjectCounts | None:
+        """As `counts`, if hardly any message has to be read for it. None: parts of the index are missing or are being
+        made, or were not loaded from their files at `deadline_s` of `time.monotonic`; the next call continues.
+        """
+        state = self.visible_state()
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            segments = self._chain.snapshot()
+            if not self._are_at_hand(segments, state.end, deadline_s):
+                return None
+            self.is_used, parts = True, self._parts_of(segments, state.end)
+        except (OffsetOutOfRange, FileNotFoundError):  # retention has removed a segment meanwhile
+            return None
+        finally:
+            self._lock.release()
+        return self._counts_of(parts, state)
+
+    def _counts_of(self, parts: Sequence[SubjectPart], state: VisibleState) -> SubjectCounts:
         tables = (one.counts(state.hidden, state.start, state.end) for one in parts if one.end > state.start)
-        return state, SubjectCounts(combined(tables), state.end)
+        return SubjectCounts(combined(tables), state.end)
 
     def visible_state(self) -> VisibleState:
         """Which messages are visible now, whatever happens later."""
@@ -209,18 +233,35 @@ class SubjectIndex:
 
     def _of_sealed(self, segments: list[Segment]) -> list[SubjectPart]:
         """Of the segments before the first one that is not sealed."""
-        unsealed = (at for at, one in enumerate(segments) if not isinstance(one, SealedSegment))
-        count = next(unsealed, len(segments))
+        count = _sealed_count(segments)
         if self._covered[0] != segments[:count]:
-            ends = [one.base_offset for one in segments[1 : count + 1]]
-            if count == len(segments):
-                ends.append(segments[-1].end_offset)
-            sealed = [self._part_of(*one) for one in zip(segments[:count], ends, strict=True)]
+            sealed = [self._part_of(*one) for one in _with_ends(segments, count)]
             self._sealed = {segment.base_offset: (segment, part) for segment, part in sealed}
             self._covered = segments[:count], [part for _, part in sealed]
             bases = {one.base_offset for one in segments[count:]}
             self._recent = {base: parts for base, parts in self._recent.items() if base in bases}
         return self._covered[1]
+
+    def _are_at_hand(self, segments: list[Segment], end: int, deadline_s: float) -> bool:
+        """Under the lock. Loads parts of sealed segments from their files."""
+        count = _sealed_count(segments)
+        if self._covered[0] != segments[:count]:
+            for segment, part_end in _with_ends(segments, count):
+                known = self._sealed.get(segment.base_offset)
+                if known is not None and known[0] is segment:
+                    continue
+                if time.monotonic() > deadline_s:
+                    return False
+                if (part := SubjectPart.stored(segment.path, segment.base_offset, part_end)) is None:
+                    return False
+                self._sealed[segment.base_offset] = segment, part
+        missing_bytes = 0.0
+        for segment in segments[count:]:
+            start, upto = segment.base_offset, min(end, segment.end_offset)
+            parts = self._recent.get(start)
+            missing = upto - (parts[-1].end if parts else start)
+            missing_bytes += segment.size_bytes * max(0, missing) / max(1, segment.end_offset - start)
+        return missing_bytes <= _FEW_BYTES
 
     def _part_of(self, segment: Segment, end: int) -> tuple[Segment, SubjectPart]:
         known = self._sealed.get(segment.base_offset)
@@ -239,7 +280,12 @@ class SubjectIndex:
         try:
             made.store(path, identity)
         except OSError as error:
-            logger.warning("%s: the index of its subjects is kept in memory: %s", path, error)
+            logger.warning(
+                "%s: the index of its subjects is kept in memory: %s",
+                path,
+                error,
+                extra=event("log.index_in_memory", path=path),
+            )
         return segment, SubjectPart.stored(path, start, end) or made
 
     def _visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -263,3 +309,15 @@ class SubjectIndex:
             while len(parts) > 1 and len(parts[-2]) <= _JOINED * len(parts[-1]):
                 parts[-2:] = [SubjectPart.joined(parts[-2:])]
         return parts
+
+
+def _sealed_count(segments: list[Segment]) -> int:
+    """Of those before the first one that is not sealed."""
+    return next((at for at, one in enumerate(segments) if not isinstance(one, SealedSegment)), len(segments))
+
+
+def _with_ends(segments: list[Segment], count: int) -> Iterator[tuple[Segment, int]]:
+    """The first ones, each with the offset where it ends."""
+    for segment, following in islice(pairwise([*segments, None]), count):
+        assert segment is not None, "only the last one is missing"
+        yield segment, segment.end_offset if following is None else following.base_offset

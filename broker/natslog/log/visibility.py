@@ -43,6 +43,7 @@ from natslog.log.expiry import NEVER_S, TOMBSTONE_HEADER, Expiries, header_value
 from natslog.log.newest import NewestRows, Offsets, Texts
 from natslog.log.removed import RemovedOffsets, from_bytes, marks_among, offset_range, offset_set, to_array, to_bytes
 from natslog.log.rollups import rollups_of
+from natslog.log_events import event
 from natslog.model import Epoch
 
 logger = logging.getLogger("natslog.log")
@@ -508,7 +509,11 @@ class Visibility:
         """What cannot be read hides nothing, and is not served either."""
         self._passed_damage = True
         end = error.facts.get("end")
-        logger.warning("the messages hidden by a damaged range are visible: %s", error.message)
+        logger.warning(
+            "the messages hidden by a damaged range are visible: %s",
+            error.message,
+            extra=event("log.removals_unreadable"),
+        )
         if isinstance(end, int) and end > self.applied:
             self.applied = min(end, high_watermark)
 
@@ -611,7 +616,11 @@ class Visibility:
             except CorruptLog as error:
                 damaged_end = error.facts.get("end")
                 self._passed_damage = True
-                logger.warning("a damaged range is not searched for messages to hide: %s", error.message)
+                logger.warning(
+                    "a damaged range is not searched for messages to hide: %s",
+                    error.message,
+                    extra=event("log.removals_unreadable"),
+                )
                 if not isinstance(damaged_end, int) or damaged_end <= start:
                     return
                 start = damaged_end
@@ -671,7 +680,7 @@ class Visibility:
                 self._take_over(content)
         except (CorruptLog, ValueError, KeyError, IndexError, TypeError) as error:
             why = error.message if isinstance(error, NatslogError) else f"{self._path} cannot be read ({error})"
-            logger.error("%s. It is made again from the log", why)
+            logger.error("%s. It is made again from the log", why, extra=event("log.file_damaged", path=self._path))
             self._begin_again(log_start_offset)
 
     def _take_over(self, content: dict[str, Any]) -> None:

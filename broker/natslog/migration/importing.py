@@ -293,6 +293,7 @@ class _Migration:
         )
         await receiving.begin()
         self._receiving = receiving
+        await self._info()  # again: if it was created again meanwhile, this consumer is one of the new stream
         self._progress.total = self._progress.done + receiving.left
 
     async def _append(self, pieces: Sequence[Piece]) -> None:

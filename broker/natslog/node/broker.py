@@ -25,19 +25,24 @@ from natslog.errors import (
     ShuttingDown,
 )
 from natslog.ingest.warmup import compile_aside, warm_up
+from natslog.log_events import event
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
+from natslog.node.history import History
 from natslog.node.internal.activity import ActivityStream
 from natslog.node.internal.cursor_leader import CursorLeader
 from natslog.node.internal.cursors import Cursors
 from natslog.node.internal.keeper import Keeper
+from natslog.node.lag_history import LagHistory
+from natslog.node.log_levels import LogLevels
 from natslog.node.metadata.entries import Request
 from natslog.node.operations import Operations
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.questions import Reply
+from natslog.node.publishing import Publishing
 from natslog.node.removing import Removing
 from natslog.node.replicas.consumer_cursors import ConsumerCursors
 from natslog.node.replicas.fetch_sessions import FetchSession
@@ -59,7 +64,7 @@ from natslog.security.audit import AuditLog
 from natslog.security.guard import Guard
 from natslog.security.tls import BrokerTls, TlsFiles
 from natslog.security.tokens import id_in
-from natslog.wire.lanes import NatsLanes
+from natslog.wire.lanes import LANES, NatsLanes
 from natslog.wire.leaf import LeafLink
 from natslog.wire.link import NatsCredentials
 
@@ -96,9 +101,9 @@ class Broker:
         self.stopping_soon = asyncio.Event()
         self.failed: BaseException | None = None
         self.readers = Threads(_READER_THREADS, "read")
-        self._writers = Threads(_WRITER_THREADS, "write")
+        self._writers = Threads(_WRITER_THREADS, "write", are_shared=True)
         secrets_of_cluster = config.secrets()
-        tls = _tls_of(config)
+        tls = tls_of(config)
         credentials = NatsCredentials(**config.nats_login, requires_private_files=True)
         self.leaf = _leaf_of(config)
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
@@ -149,7 +154,16 @@ class Broker:
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
         self.consumer_cursors = ConsumerCursors(self.cluster, self.hosting, self.positions)
+        self.publishing = Publishing(self.link)
         self.watching = Watching(self.cluster, self.hosting, self.positions)
+        self.history = History(
+            self.cluster,
+            self.hosting,
+            self.positions,
+            folder=self._data_dir.path,
+            problem=self.not_ready_because,
+            nats_connections=lambda: (self.link.up, LANES),
+        )
         cluster = self.cluster
         cluster.serve_fetch, cluster.transfer_leadership = self._serve_fetch, self._transfer_leadership
         cluster.unresponsive_leaders = self.hosting.unresponsive_leaders
@@ -161,6 +175,8 @@ class Broker:
             "consumer_positions": self.consumer_cursors.here,
             "watch": self.watching.here,
             "staged_part": self.staging.piece,
+            "history": self.history.here,
+            "stats": self.history.stats,
         }
         self.scrubber = Scrubber(config, cluster, self.hosting, self.readers)
         cluster.questions.answerers["scrub"] = self.scrubber.here
@@ -173,12 +189,15 @@ class Broker:
         self.hosting.services.wake_upkeep = self.upkeep.begin_round
         self.removing = Removing(self.hosting, self.readers)
         self.scrubber.repairs.record_gaps = self.removing.record_gaps
+        self.log_levels = LogLevels(config.log_level, cluster, self.operations)
+        cluster.questions.answerers["log_level"] = self.log_levels.here
         self.receipts = Receipts(cluster, self.hosting)
         cluster.questions.answerers["erasure"] = self.receipts.here
         self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep, self.removing)
         keeper = Keeper(cluster)
         cursor_leader = CursorLeader(cluster.group, self.hosting, self.positions, self.readers)
         self.cursors = Cursors(cluster, cursor_leader, keeper)
+        self.lag_history = LagHistory(cluster, self.positions, self.lags, self.cursors, self.consumer_cursors)
         self.activity = ActivityStream(
             cluster,
             self.hosting,
@@ -230,6 +249,8 @@ class Broker:
         self.scrubber.start(self.halt)
         self.activity.start(self.halt)
         self.cursors.start(self.halt)
+        self.history.start(self.halt)
+        self.lag_history.start(self.halt)
         self.has_started = True
         return self
 
@@ -255,6 +276,8 @@ class Broker:
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
         self.upkeep.stop_soon()
+        self.history.stop()
+        self.lag_history.stop()
         await self.removing.stop()
         self.scrubber.stop_soon()
         await self.activity.stop()
@@ -266,7 +289,8 @@ class Broker:
         except TimeoutError:
             logger.warning(
                 "the leadership of some streams was not transferred in time: other brokers become their leaders "
-                "after a timeout"
+                "after a timeout",
+                extra=event("broker.leadership_not_transferred"),
             )
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -274,7 +298,9 @@ class Broker:
         except TimeoutError:
             # The folder remains locked until this process has ended: a thread may still be writing to it.
             logger.error(
-                "not all messages were committed within %.0f s; the uncommitted messages were not acked", _STOP_WITHIN_S
+                "not all messages were committed within %.0f s; the uncommitted messages were not acked",
+                _STOP_WITHIN_S,
+                extra=event("broker.messages_not_committed"),
             )
         else:
             self._data_dir.release()
@@ -291,14 +317,14 @@ class Broker:
             await self.leaf.close()
         await self.link.close()
         for problem in problems:
-            logger.error("error while stopping: %s", problem, exc_info=problem)
+            logger.error("error while stopping: %s", problem, exc_info=problem, extra=event("broker.stop_failed"))
         if not problems and self.has_started and self.failed is None:
             self._data_dir.end_life()
 
     def halt(self, what: str, error: BaseException) -> None:
         """A task that must not end has ended with an exception: the broker stops instead of continuing partially."""
         self.failed = self.failed or error
-        logger.critical("error while stopping: %s failed", what, exc_info=error)
+        logger.critical("error while stopping: %s failed", what, exc_info=error, extra=event("broker.halted"))
         self.stopping_soon.set()
 
     def _on_nats_state(self, up: bool) -> None:
@@ -312,14 +338,21 @@ class Broker:
                 "log of the NATS server contains 'slow consumer', messages arrived faster than this broker could "
                 "process them",
                 self.link.shown_url,
+                extra=event("nats.connection_lost", address=self.link.shown_url),
             )
         elif self._nats_down_since is not None:
             seconds = time.monotonic() - self._nats_down_since
             logger.warning(
-                "all connections to NATS are re-established after %.1f s; streams are subscribed again", seconds
+                "all connections to NATS are re-established after %.1f s; streams are subscribed again",
+                seconds,
+                extra=event("nats.reconnected", seconds=round(seconds, 1)),
             )
         else:
-            logger.info("connected to NATS at %s", self.link.shown_url)
+            logger.info(
+                "connected to NATS at %s",
+                self.link.shown_url,
+                extra=event("nats.connected", address=self.link.shown_url),
+            )
 
     @property
     def leaf_state(self) -> LeafState:
@@ -466,7 +499,7 @@ def _leaf_of(config: BrokerConfig) -> LeafLink | None:
     return LeafLink(config.nats_leaf_url, name=f"natslog-broker-{config.broker_id}", credentials=credentials)
 
 
-def _tls_of(config: BrokerConfig) -> BrokerTls | None:
+def tls_of(config: BrokerConfig) -> BrokerTls | None:
     """None: HTTP without TLS. Raises ConfigError: a file cannot be used."""
     if config.tls_cert_file is None or config.tls_key_file is None:
         return None

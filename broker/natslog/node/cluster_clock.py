@@ -20,6 +20,7 @@ import msgspec
 from natslog.cluster.stream_time import ClockReading, ClockSample, Steadiness, StreamClock, agreed_us, beginning_us
 from natslog.errors import DataDirError, NatslogError
 from natslog.log.checked_file import read_checked, write_checked
+from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, now_us
 
@@ -65,7 +66,12 @@ class ClusterClock:
             found = read_checked(self._path, "clock", 1)
             stored = None if found is None else msgspec.convert(found, _StoredClock)
         except (NatslogError, DataDirError, msgspec.ValidationError) as error:
-            logger.warning("%s is ignored and will be rewritten: %s", self._path, error)
+            logger.warning(
+                "%s is ignored and will be rewritten: %s",
+                self._path,
+                error,
+                extra=event("file.ignored", path=self._path),
+            )
             return None
         if stored is None or not self._boot or stored.boot != self._boot or stored.since_us > elapsed_us():
             return None
@@ -80,7 +86,9 @@ class ClusterClock:
         try:
             write_checked(self._path, "clock", 1, stored)
         except OSError as error:
-            logger.warning("%s could not be written: %s", self._path, error)
+            logger.warning(
+                "%s could not be written: %s", self._path, error, extra=event("file.not_written", path=self._path)
+            )
 
     def refresh(self, brokers: Iterable[BrokerId]) -> bool:
         """Once a second: reads the own clock, and counts these as the cluster. Whether `store` has work."""
@@ -91,7 +99,11 @@ class ClusterClock:
         self._steadiness = steadiness.observed(wall_us, elapsed_us())
         if self._steadiness is not steadiness:
             jump_s = (self._steadiness.offset_us - steadiness.offset_us) / 1e6
-            logger.warning("the wall clock of this machine jumped by %+.1f s", jump_s)
+            logger.warning(
+                "the wall clock of this machine jumped by %+.1f s",
+                jump_s,
+                extra=event("clock.jumped", seconds=round(jump_s, 1)),
+            )
             self._is_stored = False
         return not self._is_stored
 
@@ -113,6 +125,7 @@ class ClusterClock:
                 "expiry of messages follow the time that a majority of the brokers agrees on",
                 broker,
                 apart_s,
+                extra=event("broker_clock", peer=broker, seconds=round(apart_s, 1)),
             )
 
     def _select_samples(self) -> None:

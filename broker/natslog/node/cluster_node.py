@@ -35,6 +35,7 @@ from natslog.errors import (
     OutdatedFolder,
 )
 from natslog.log.checked_file import read_checked
+from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.data_dir import REMEDY, DataDir
@@ -63,6 +64,7 @@ from natslog.node.peers.messages import (
 from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
 from natslog.node.peers.secret_file import READ_EVERY_S, SecretFile
+from natslog.request_ids import current_request_id, handling
 from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.cluster")
@@ -140,7 +142,9 @@ class ClusterNode(Admission):
             self._found([])
         else:
             logger.warning(
-                "the data folder is empty: waiting for the other brokers of the cluster: %s", ", ".join(others)
+                "the data folder is empty: waiting for the other brokers of the cluster: %s",
+                ", ".join(others),
+                extra=event("cluster.waiting"),
             )
         for work, name in (
             (self._keep_links(), "links"),
@@ -172,6 +176,7 @@ class ClusterNode(Admission):
             "this data folder belongs to cluster %s, but its file `broker` did not name the cluster; the file is "
             "written again",
             self.cluster_id,
+            extra=event("cluster.identity_rewritten", cluster=self.cluster_id),
         )
 
     def _check_not_lost(self) -> None:
@@ -222,7 +227,12 @@ class ClusterNode(Admission):
         members.sort(key=lambda member: member.id)
         self.group.found(founding_snapshot(state, tuple(members)))
         self._data_dir.join(state.cluster_id)
-        logger.info("created cluster %s with brokers %s", state.cluster_id, [member.id for member in members])
+        logger.info(
+            "created cluster %s with brokers %s",
+            state.cluster_id,
+            [member.id for member in members],
+            extra=event("cluster.created", cluster=state.cluster_id),
+        )
         self._begin()
         self.links.redial()
 
@@ -230,7 +240,9 @@ class ClusterNode(Admission):
         if not self.cluster_id and self.group.store.is_blank:  # otherwise the log names the cluster: `start`
             self.group.store.begin()  # so that a missing one is damage
             self._data_dir.join(cluster_id)
-            logger.info("this broker belongs to cluster %s now", cluster_id)
+            logger.info(
+                "this broker belongs to cluster %s now", cluster_id, extra=event("cluster.joined", cluster=cluster_id)
+            )
             self._begin()
             self.links.redial()
 
@@ -295,12 +307,14 @@ class ClusterNode(Admission):
                 belonging[0].cluster_id,
                 belonging[0].url,
                 self.config.url,
+                extra=event("cluster.not_a_member", cluster=belonging[0].cluster_id),
             )
         elif missing:
             logger.warning(
                 "a new cluster is created when all its seeds are running; not reached: %s. Start these brokers, "
                 "or correct the seeds",
                 ", ".join(missing),
+                extra=event("cluster.waiting"),
             )
 
     # ---- received on links: LinkOwner ----
@@ -323,8 +337,9 @@ class ClusterNode(Admission):
                 self.group.received(tuple(one for one in messages if one.sender == peer.broker))
             case FetchRequest():
                 self.serve_fetch(peer, frame, reply)
-            case Forwarded(proposal=proposal):
-                self.group.forwarded(proposal)
+            case Forwarded(proposal=proposal, request_id=request_id):
+                with handling(request_id):
+                    self.group.forwarded(proposal)
             case UnresponsiveLeaders(replicas=replicas):
                 self.leading.reported_unresponsive(peer.broker, replicas)
             case Positioned(positions=positions):
@@ -337,7 +352,12 @@ class ClusterNode(Admission):
             case Ask():
                 self.questions.received(frame, reply)
             case _:
-                logger.warning("broker %d sent an unexpected message: %s", peer.broker, type(frame).__name__)
+                logger.warning(
+                    "broker %d sent an unexpected message: %s",
+                    peer.broker,
+                    type(frame).__name__,
+                    extra=event("peer.unexpected_message", peer=peer.broker),
+                )
 
     async def _answer_read_index(self) -> int:
         return await self.group.read_index()
@@ -357,7 +377,7 @@ class ClusterNode(Admission):
 
     def _forward(self, leader: BrokerId, proposal: Proposal) -> None:
         if (link := self.links.of(leader)) is not None:
-            link.send(Forwarded(proposal))
+            link.send(Forwarded(proposal, current_request_id()))
 
     async def barrier(self) -> None:
         """Returns when all changes of the metadata that any client was informed of before now are applied here.

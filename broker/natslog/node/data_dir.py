@@ -106,7 +106,7 @@ def _require_own(folder: Path) -> None:
             "folder inside it, which the broker creates for its user only",
             data_dir=str(folder),
         )
-    for path in _neither_file_nor_folder(folder):
+    for path in irregular_files(folder):
         raise DataDirError(
             f"{path} is a symbolic link, pipe or device, and a data folder must hold files and folders only: move what "
             "it refers to into the data folder, or mount the other disk there (mount --bind)",
@@ -115,12 +115,12 @@ def _require_own(folder: Path) -> None:
         )
 
 
-def _neither_file_nor_folder(folder: Path) -> Iterator[Path]:
+def irregular_files(folder: Path) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _neither_file_nor_folder(Path(entry.path))
+                    yield from irregular_files(Path(entry.path))
                 elif not entry.is_file(follow_symlinks=False):
                     yield Path(entry.path)
     except PermissionError:

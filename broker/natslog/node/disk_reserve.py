@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from natslog.log import checked_file
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.node")
 
@@ -103,9 +104,14 @@ class DiskReserve:
             logger.error(
                 "%s: the disk is full; vital writes use the reserve, and changes that need space are refused",
                 self._file.parent,
+                extra=event("disk.full", path=self._file.parent),
             )
         elif has_room and not self.has_room:
-            logger.warning("%s: the disk has free space again, and the reserve was restored", self._file.parent)
+            logger.warning(
+                "%s: the disk has free space again, and the reserve was restored",
+                self._file.parent,
+                extra=event("disk.has_space", path=self._file.parent),
+            )
         self.has_room = has_room
 
 

@@ -27,6 +27,7 @@ from natslog.errors import CorruptLog, MessageNotFound, NatslogError, OffsetOutO
 from natslog.log import ReplicaLog
 from natslog.log.erasing import ErasedOffsets, Erases
 from natslog.log.removed import offset_range, offset_set, to_array, to_bytes
+from natslog.log_events import event
 from natslog.node.replicas.companion_log import Record
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import ERASED, REMOVED, RULES, HostedStream
@@ -100,7 +101,12 @@ class Removing:
                 except (NatslogError, OSError) as error:
                     if isinstance(error, CorruptLog) and stream.has_others_in_sync:
                         stream.note_damage(error)
-                    logger.warning("stream %s: removed messages could not be recorded yet: %s", stream.name, error)
+                    logger.warning(
+                        "stream %s: removed messages could not be recorded yet: %s",
+                        stream.name,
+                        error,
+                        extra=event("stream.removals_not_recorded", stream=stream.name),
+                    )
 
     async def _maintain(self, stream: HostedStream, log: ReplicaLog) -> None:
         ingest = stream.ingest

@@ -12,6 +12,7 @@ from pathlib import Path
 from natslog.cluster.features import SECURITY_LEVEL
 from natslog.cluster.security_commands import CreateToken, EnableSecurity
 from natslog.errors import ConfigError
+from natslog.log_events import event
 from natslog.node.cluster_node import ClusterNode
 from natslog.security import tokens
 from natslog.security.records import ADMIN_ROLE, TokenRecord
@@ -45,7 +46,8 @@ async def enable_security(
     if not is_wanted:
         logger.warning(
             "security is enabled in this cluster, so it applies at this broker, too: set security = true in its "
-            "configuration"
+            "configuration",
+            extra=event("security.applies"),
         )
     if state.feature_level < SECURITY_LEVEL:
         raise ConfigError(
@@ -75,7 +77,12 @@ async def enable_security(
         if beside is not None:
             os.replace(beside, str(token_file))
     where = "printed once" if token_file is None else f"in {token_file}"
-    logger.info("security is enabled; the token %s of the administrator is %s", record.id, where)
+    logger.info(
+        "security is enabled; the token %s of the administrator is %s",
+        record.id,
+        where,
+        extra=event("security.enabled"),
+    )
     return token
 
 

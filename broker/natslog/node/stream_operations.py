@@ -48,6 +48,7 @@ from natslog.cluster.placement import Loads
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, sealed_already, wanted_replicas
 from natslog.config import BrokerConfig
 from natslog.errors import InvalidRequest, NatslogError, NotReady, StreamConflict
+from natslog.log_events import event
 from natslog.model import (
     BrokerId,
     Fork,
@@ -55,7 +56,7 @@ from natslog.model import (
     StreamId,
     StreamRecord,
     StreamSettings,
-    default_min_isr,
+    min_isr_after_resize,
     parse_settings,
     setting_fields,
 )
@@ -254,7 +255,7 @@ class StreamOperations:
             self._require_level(JETSTREAM_LEVEL, "the JetStream API")
         if settings.placement_tags:
             self._require_level(JETSTREAM_LEVEL, "placement_tags")
-        for name in ("max_message_bytes", "deny_delete", "deny_purge"):
+        for name in ("max_message_bytes", "deny_delete", "deny_purge", "prevent_delete", "managed_by"):
             if getattr(settings, name):
                 self._require_level(PROTECTION_LEVEL, name)
         plain = [subject for subject in settings.subjects if not is_wildcard(subject.split(".")[0])]
@@ -286,7 +287,12 @@ class StreamOperations:
             elif (link := self._cluster.link_to(record.leader)) is not None:
                 await link.ask("ready", within_s, name=name)
         except (TimeoutError, NatslogError) as error:
-            logger.warning("stream %s was created but has no leader yet: %s", name, error)
+            logger.warning(
+                "stream %s was created but has no leader yet: %s",
+                name,
+                error,
+                extra=event("stream.no_leader_yet", stream=name),
+            )
 
     async def _answer_ready(self, name: str) -> None:
         """Returns when the stream takes messages here."""
@@ -323,7 +329,8 @@ class StreamOperations:
         count = body.get("replicas", wanted_replicas(record))
         is_resized = count != wanted_replicas(record) or (record.target_min_isr > 0 and "min_isr" in body)
         if is_resized and body.get("min_isr") is None:
-            body = body | {"min_isr": _min_isr_for(record, count)}
+            valid = isinstance(count, int) and count > 0
+            body = body | {"min_isr": min_isr_after_resize(record.settings, count) if valid else None}
         if is_resized:
             body = body | {"replicas": count}
         settings = parse_settings(body, record.settings)
@@ -484,13 +491,39 @@ class StreamOperations:
             async with asyncio.timeout(_WRITTEN_WITHIN_S):
                 await stream.written()
         except TimeoutError:  # replicas are missing: what was received before is committed when they are back
-            logger.warning("stream %s is sealed, and its last messages are not committed yet", stream.name)
+            logger.warning(
+                "stream %s is sealed, and its last messages are not committed yet",
+                stream.name,
+                extra=event("stream.sealed_not_committed", stream=stream.name),
+            )
         self._upkeep.begin_round()
 
-    async def delete(self, name: str, request: Request | None = None) -> None:
-        """The stream is gone at once; its files after a grace period. Raises StreamNotFound, InvalidRequest."""
+    async def delete(
+        self,
+        name: str,
+        request: Request | None = None,
+        *,
+        stream_id: StreamId | None = None,
+        if_version: int | None = None,
+    ) -> None:
+        """The stream is gone at once; its files after a grace period.
+
+        Args:
+            stream_id, if_version: nothing is deleted if it is another stream by then, or has other settings.
+
+        Raises:
+            StreamNotFound, InvalidRequest, RemovalDenied, StreamRecreated, SettingsConflict.
+        """
         require_not_internal(name)
-        await self._propose(DeleteStream(name=name, deleted_us=self._cluster.clock.latest_us()), request)
+        if (stream_id, if_version) != (None, None):
+            self._require_level(SETTINGS_VERSION_LEVEL, "a deletion with a condition")
+        command = DeleteStream(
+            name=name,
+            deleted_us=self._cluster.clock.latest_us(),
+            id=UNSET if stream_id is None else stream_id,
+            if_version=UNSET if if_version is None else if_version,
+        )
+        await self._propose(command, request)
         self.on_change("deleted", name)
 
     async def _wait_until_reconciled(self, name: str) -> None:
@@ -507,11 +540,3 @@ def require_not_internal(name: str) -> None:
             f"stream {name!r} is written by natslog itself: it can be read, but not changed, published to or deleted",
             stream=name,
         )
-
-
-def _min_isr_for(record: StreamRecord, count: int) -> int:
-    """For another number of replicas: the default again where it was the default, else as it is if that can be."""
-    was = record.settings
-    if was.min_isr == default_min_isr(was.replicas):
-        return default_min_isr(count) if isinstance(count, int) and count > 0 else was.min_isr
-    return min(was.min_isr, count) if isinstance(count, int) else was.min_isr

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from natslog.errors import ShuttingDown
+from natslog.request_ids import carried
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -16,12 +19,16 @@ Arguments = ParamSpec("Arguments")
 class Threads(ThreadPoolExecutor):
     """Threads of a broker. Requests may arrive for a moment after they were shut down.
 
+    Args:
+        are_shared: one piece of work is done for several requests, so that its lines in the log have no request id.
+
     Raises:
         ShuttingDown: from `submit`, after `shutdown`; so from `run_in_executor` too.
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, *, are_shared: bool = False) -> None:
         super().__init__(count, thread_name_prefix=name)
+        self._are_shared = are_shared
         self._is_shut_down = False
 
     def submit(
@@ -32,7 +39,7 @@ class Threads(ThreadPoolExecutor):
                 "this broker is shutting down: send the request to another broker, or repeat it when this broker has "
                 "restarted"
             )
-        return super().submit(work, *arguments, **named)
+        return super().submit(work if self._are_shared else carried(work), *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._is_shut_down = True
@@ -49,6 +56,24 @@ async def in_thread(executor: Executor, work: Callable[..., Result], *arguments:
     except asyncio.CancelledError:
         await until_done(running)
         raise
+
+
+async def in_thread_before(deadline_s: float, executor: Executor, work: Callable[[], Result]) -> Result | None:
+    """As `in_thread`; None if the work has not begun at `deadline_s` of `time.monotonic`, since no thread was free."""
+    submitted = executor.submit(work)
+    running = asyncio.wrap_future(submitted)
+    try:
+        await asyncio.wait([running], timeout=seconds_until(deadline_s))
+        return None if submitted.cancel() else await asyncio.shield(running)
+    except asyncio.CancelledError:
+        submitted.cancel()
+        await until_done(running)
+        raise
+
+
+def seconds_until(deadline_s: float) -> float | None:
+    """As a timeout. Args: deadline_s: of `time.monotonic`; infinite: there is none."""
+    return None if math.isinf(deadline_s) else max(0.0, deadline_s - time.monotonic())
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:

@@ -16,11 +16,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
 from natslog.errors import ConfigError
+from natslog.log_events import AUDIT_LOGGER, event
 from natslog.security.tokens import without_secrets
 from natslog.times import format_timestamp_us
 
@@ -51,7 +54,7 @@ class AuditLog:
 
     def __init__(self, broker: int, file: str | None) -> None:
         self._broker = broker
-        self._logger = logging.Logger("natslog.audit", logging.INFO) if file else logging.getLogger("natslog.audit")
+        self._logger = logging.Logger(AUDIT_LOGGER, logging.INFO) if file else logging.getLogger(AUDIT_LOGGER)
         self._handler: WatchedFileHandler | None = None
         self._room, self._at_s, self._left_out = _BURST, time.monotonic(), 0
         self._lost, self._warned_s = 0, -_WARN_EVERY_S
@@ -65,7 +68,9 @@ class AuditLog:
 
     def changed(self, **facts: Any) -> None:
         """A change, whatever its outcome."""
-        self._write("change", facts)
+        line = self._line("change", facts)
+        with self._noting_losses():
+            self._logger.info("%s", json.dumps(line), extra=event("audit.change", audit=line))
 
     def refused(self, **facts: Any) -> None:
         """An access that was refused."""
@@ -79,15 +84,21 @@ class AuditLog:
         if self._left_out:
             facts["refusals_left_out"] = self._left_out
             self._left_out = 0
-        self._write("refused", facts)
+        line = self._line("refused", facts)
+        with self._noting_losses():
+            self._logger.info("%s", json.dumps(line), extra=event("audit.refused", audit=line))
 
-    def _write(self, event: str, facts: dict[str, Any]) -> None:
-        line = {"time": format_timestamp_us(time.time_ns() // 1000), "event": event, "broker": self._broker}
-        line |= {
+    def _line(self, what: str, facts: dict[str, Any]) -> dict[str, Any]:
+        line = {"time": format_timestamp_us(time.time_ns() // 1000), "event": what, "broker": self._broker}
+        return line | {
             name: without_secrets(fact)[:_MOST_CHARS] if isinstance(fact, str) else fact for name, fact in facts.items()
         }
+
+    @contextmanager
+    def _noting_losses(self) -> Iterator[None]:
+        """While a line is written."""
         try:
-            self._logger.info("%s", json.dumps(line))
+            yield
         except OSError as error:
             self._note_lost(error)
 
@@ -96,7 +107,12 @@ class AuditLog:
         now_s = time.monotonic()
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
-            logger.error("lines of the audit log cannot be written (%s): %d were lost so far", error, self._lost)
+            logger.error(
+                "lines of the audit log cannot be written (%s): %d were lost so far",
+                error,
+                self._lost,
+                extra=event("audit.not_written", count=self._lost),
+            )
 
     def close(self) -> None:
         if self._handler is not None:

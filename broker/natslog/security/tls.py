@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from natslog.errors import ConfigError
+from natslog.log_events import event
 
 logger = logging.getLogger("natslog.tls")
 
@@ -95,11 +96,11 @@ class BrokerTls:
         except ConfigError as error:
             if error.message != self._complaint:
                 self._complaint = error.message
-                logger.error("the changed TLS files are not used: %s", error.message)
+                logger.error("the changed TLS files are not used: %s", error.message, extra=event("tls.not_used"))
             return False
         self.accepting, self.dialling = accepting, dialling
         self.expires_s, self._complaint = expires_s, ""
-        logger.info("the TLS files were loaded again")
+        logger.info("the TLS files were loaded again", extra=event("tls.reloaded"))
         self._warn_of_expiry()
         return True
 
@@ -140,12 +141,17 @@ class BrokerTls:
     def _warn_of_expiry(self) -> None:
         left_s = self.expires_s - time.time()
         if left_s < 0:  # without a CA, nothing else finds it
-            logger.error("the TLS certificate %s has expired: replace the file", self._files.certificate)
+            logger.error(
+                "the TLS certificate %s has expired: replace the file",
+                self._files.certificate,
+                extra=event("tls.expired", path=self._files.certificate),
+            )
         elif left_s < _EXPIRES_SOON_S:
             logger.warning(
                 "the TLS certificate %s expires in %.1f days: replace the file",
                 self._files.certificate,
                 left_s / _DAY_S,
+                extra=event("tls.expires_soon", path=self._files.certificate),
             )
 
 

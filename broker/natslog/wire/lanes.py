@@ -19,6 +19,11 @@ from natslog.wire.link import NatsCredentials, NatsLink
 LANES = 4
 
 
+def lane_of(stream_id: str) -> int:
+    """Which of the connections the stream's messages come over."""
+    return zlib.crc32(stream_id.encode()) % LANES
+
+
 class NatsLanes:
     """Kept up until `close`.
 
@@ -53,7 +58,12 @@ class NatsLanes:
 
     def lane(self, stream_id: str) -> NatsLink:
         """The connection that the stream's messages come over."""
-        return self._links[zlib.crc32(stream_id.encode()) % LANES]
+        return self._links[lane_of(stream_id)]
+
+    @property
+    def up(self) -> int:
+        """How many of the connections are up."""
+        return sum(link.is_up for link in self._links)
 
     @property
     def is_up(self) -> bool:

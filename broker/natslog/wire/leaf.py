@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable
 
 from natslog.errors import ConfigError
+from natslog.log_events import event
 from natslog.urls import without_secrets
 from natslog.wire.credentials import NatsCredentials
 from natslog.wire.interest import Interest
@@ -134,6 +135,11 @@ class LeafLink:
         """Sent here, and not yet taken by the kernel."""
         return 0 if self._connection is None else self._connection.unsent_bytes
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether it is up, and `drain` would not wait."""
+        return self._connection is not None and self._connection.is_writable
+
     def may_send(self, subject: str) -> bool:
         """Whether the permissions of the NATS user let this link send to the subject; False while it is down. The
         server ends the connection that sends to another one.
@@ -219,11 +225,11 @@ class LeafLink:
         self._max_payload_bytes = connection.info.max_payload
         self.connections += 1
         self._problems.clear()
-        logger.log(
-            logging.INFO if self.connections == 1 else logging.WARNING,
-            "the leafnode connection to NATS at %s is up",
-            address.shown,
-        )
+        what = ("the leafnode connection to NATS at %s is up", address.shown)
+        if self.connections == 1:
+            logger.info(*what, extra=event("nats_leaf.connected", address=address.shown))
+        else:
+            logger.warning(*what, extra=event("nats_leaf.reconnected", address=address.shown))
         self.on_state(True)
 
     async def _keep_up(self, connection: LeafConnection) -> None:
@@ -241,7 +247,12 @@ class LeafLink:
         self._connection = None
         self.interest.clear()
         problem = self._problems[address] = self._problem_of(connection.ended.result())
-        logger.warning("the leafnode connection to NATS at %s was lost: %s; reconnecting", address.shown, problem.shown)
+        logger.warning(
+            "the leafnode connection to NATS at %s was lost: %s; reconnecting",
+            address.shown,
+            problem.shown,
+            extra=event("nats_leaf_down", address=address.shown),
+        )
         self.on_state(False)
 
     def _interest_changed(self, connection: LeafConnection, subject: str) -> None:
@@ -326,7 +337,12 @@ class LeafLink:
             return  # a server that refuses a leafnode may reset the connection before its error was read
         problem = self._problem_of(error)
         if known is None or (problem.remedy or problem) != (known.remedy or known):
-            logger.warning("no leafnode connection to NATS at %s: %s; trying again", address.shown, problem.shown)
+            logger.warning(
+                "no leafnode connection to NATS at %s: %s; trying again",
+                address.shown,
+                problem.shown,
+                extra=event("nats_leaf_down", address=address.shown),
+            )
         self._problems[address] = problem
 
     def _problem_of(self, error: Exception) -> Problem:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
+from natslog.log_events import event
 from natslog.wire.interest import Interest
 from natslog.wire.leaf_protocol import (
     LeafInfo,
@@ -60,8 +61,8 @@ class LeafConnection(asyncio.Protocol):
         self._on_interest = on_interest
         self._reader = LeafReader()
         self._transport: asyncio.Transport | None = None
-        self._is_writable = asyncio.Event()
-        self._is_writable.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._unanswered: deque[asyncio.Future[bool]] = deque()
         self._next_ping: asyncio.Future[bool] | None = None
         self._failure: Exception | None = None
@@ -109,7 +110,7 @@ class LeafConnection(asyncio.Protocol):
             self.info_received.set_result(False)
         while self._unanswered:
             self._unanswered.popleft().set_result(False)
-        self._is_writable.set()
+        self._writable.set()
 
     def fail(self, error: Exception) -> None:
         """Ends the connection at once. What the server has not received is dropped, also by the kernel: it would be
@@ -147,7 +148,11 @@ class LeafConnection(asyncio.Protocol):
         except LeafProtocolError as error:
             self.fail(error)
         except Exception as error:  # of a callback
-            logger.critical("a receiver of leafnode interest failed; reconnecting", exc_info=error)
+            logger.critical(
+                "a receiver of leafnode interest failed; reconnecting",
+                exc_info=error,
+                extra=event("nats.receiver_error"),
+            )
             self.fail(error)
 
     def _apply(self, line: bytes) -> None:
@@ -193,15 +198,20 @@ class LeafConnection(asyncio.Protocol):
         """Written, and not yet taken by the kernel."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the connection is up, and not more than 1 MiB is unsent."""
+        return not self.has_ended and self._writable.is_set()
+
     def pause_writing(self) -> None:
-        self._is_writable.clear()
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        self._is_writable.set()
+        self._writable.set()
 
     async def drain(self) -> None:
         """Waits while more than 1 MiB is unsent; returns when the connection has ended."""
-        await self._is_writable.wait()
+        await self._writable.wait()
 
     def ping(self) -> asyncio.Future[bool]:
         """Completed with True when the server has answered a PING that is sent after this call, with False when the

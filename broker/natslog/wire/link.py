@@ -17,12 +17,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 
 from natslog.errors import NatsLoginRefused, NatsUnavailable
+from natslog.log_events import event
 from natslog.urls import without_secrets
 from natslog.wire.credentials import NatsCredentials
 from natslog.wire.frames import Frames
@@ -138,6 +140,27 @@ class NatsLink:
         """The server's limit; 1 MiB until a server is connected."""
         return self._client.max_payload if self._client is not None else 1024 * 1024
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is no connection for a reason that only a change of settings, or of the server, removes."""
+        return self._problem is not None and bool(self._problem.remedy or self._problem.is_complete)
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether an attempt to connect has failed since there was a connection."""
+        return self._problem is not None
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """What the connected server states about itself (`INFO`); empty without one."""
+        return {} if self._client is None else dict(self._client._server_info)
+
+    @property
+    def server_certificate(self) -> dict[str, Any] | None:
+        """Of the connected server, decoded; None without TLS."""
+        transport = None if self._client is None else self._client._transport
+        return transport.server_certificate if isinstance(transport, InPlaceTransport) else None
+
     async def open(self) -> None:
         """Starts connecting; returns at once, whether or not a server is there.
 
@@ -195,7 +218,12 @@ class NatsLink:
             return  # a server that refuses a client resets the connection, often before its error was read
         problem = problem_of(error, self._credentials)
         if problem != self._problem:
-            logger.warning("cannot connect to NATS at %s: %s; trying again", self.shown_url, problem.shown)
+            logger.warning(
+                "cannot connect to NATS at %s: %s; trying again",
+                self.shown_url,
+                problem.shown,
+                extra=event("nats.not_connected", address=self.shown_url),
+            )
         self._problem = problem
 
     async def _connect(self) -> None:
@@ -235,7 +263,7 @@ class NatsLink:
         if not self.is_up:
             self._note_error(error)
         else:
-            logger.warning("NATS: %s", error)
+            logger.warning("NATS: %s", error, extra=event("nats.error"))
 
     async def _on_disconnected(self) -> None:
         self._report(False)

@@ -29,6 +29,8 @@ from typing import Any
 import crc32c
 import numpy as np
 
+from natslog.log_events import event
+
 logger = logging.getLogger("natslog.wire")
 
 FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
@@ -194,10 +196,19 @@ def _loaded(path: Path) -> Library | None:
     try:
         crc, _, proven = path.read_bytes().partition(b"\n")
     except OSError as error:
-        logger.warning("the compiled kernels in %s cannot be read (%s), so this process compiles them", path, error)
+        logger.warning(
+            "the compiled kernels in %s cannot be read (%s), so this process compiles them",
+            path,
+            error,
+            extra=event("kernels.compiled_here", path=path),
+        )
         return None
     if crc != b"%08x" % crc32c.crc32c(proven):
-        logger.warning("the compiled kernels in %s are damaged, so this process compiles them", path)
+        logger.warning(
+            "the compiled kernels in %s are damaged, so this process compiles them",
+            path,
+            extra=event("kernels.compiled_here", path=path),
+        )
         if FILE_VARIABLE not in os.environ:  # the next start makes it again
             with contextlib.suppress(OSError):
                 path.unlink()

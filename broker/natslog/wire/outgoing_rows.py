@@ -54,6 +54,10 @@ class Rows:
     def lines(self) -> Any | None:
         return header_lines(self.headers, self.keys)
 
+    def sent_bytes(self, more_bytes: int = 0) -> Any:
+        """What the server counts against its `max_payload`, of each row. Args: `more_bytes`: of further headers."""
+        return sent_bytes(self.values, self.lines(), self.ids, more_bytes)
+
     def frames(self, inbox: str = "", sequences: Sequences | None = None, ack_to: int = BY_REPLY) -> memoryview:
         """NATS protocol that publishes them; see `outgoing.publish_frames`."""
         return publish_frames(
@@ -111,7 +115,7 @@ def _problems(rows: Rows, max_payload_bytes: int, more_bytes: int) -> Iterator[t
         (f"subject is longer than {MAX_SUBJECT_BYTES} bytes", pc.greater(_size(rows.subjects), MAX_SUBJECT_BYTES)),
         (
             f"message is larger than the server's limit of {max_payload_bytes} bytes",
-            pc.greater(sent_bytes(rows.values, rows.lines(), rows.ids, more_bytes), max_payload_bytes),
+            pc.greater(rows.sent_bytes(more_bytes), max_payload_bytes),
         ),
     ]
     for name, values in (("key", rows.keys), ("message id", rows.ids)):

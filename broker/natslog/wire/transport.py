@@ -22,6 +22,7 @@ from nats.errors import Error as NatsError
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
+from natslog.log_events import event
 from natslog.wire.frames import FrameParser, Frames, MalformedFrame
 from natslog.wire.layout import END, SID, START
 
@@ -99,10 +100,14 @@ class FrameDemux:
                     rows = frames.rows[np.isin(frames.rows[:, SID], others)]  # in the order in which they came
                     left += [frames.buffer[start:end].tobytes() for start, end in rows[:, [START, END]].tolist()]
         except MalformedFrame as error:
-            logger.error("the NATS server sent invalid protocol data (%s); reconnecting", error)
+            logger.error(
+                "the NATS server sent invalid protocol data (%s); reconnecting", error, extra=event("nats.invalid_data")
+            )
             raise ProtocolError from error
         except Exception as error:
-            logger.critical("a receiver failed; reconnecting", exc_info=error)  # otherwise it would not be detected
+            logger.critical(
+                "a receiver failed; reconnecting", exc_info=error, extra=event("nats.receiver_error")
+            )  # otherwise it would not be detected
             raise ProtocolError from error
         return b"".join(left)
 
@@ -241,6 +246,12 @@ class InPlaceTransport(TcpTransport):
     @property
     def has_tls(self) -> bool:
         return self._io_writer is not None and self._io_writer.get_extra_info("ssl_object") is not None
+
+    @property
+    def server_certificate(self) -> dict[str, Any] | None:
+        """As `ssl` decodes it; None without TLS."""
+        tls = None if self._io_writer is None else self._io_writer.get_extra_info("ssl_object")
+        return None if tls is None else dict(tls.getpeercert() or {})
 
     @property
     def unsent_bytes(self) -> int:

@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from natslog.arrow.payloads import Payloads
+from pyspark_natslog.payload.rows import Decoded
 
 _FAMILIES = (
     ("integer", pa.types.is_integer),

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from pyspark.sql.types import DecimalType, StructField, StructType
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload import assembling, kernels_avro
 from pyspark_natslog.payload.avro_schema import AvroNode
 from pyspark_natslog.payload.kernels_avro import CUT_SHORT, GOOD, NO_DATUM, OTHER_HEADER, TRAILING, decode_avro
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 from pyspark_natslog.payload.tree import Tree, as_nullable
 
 MAGIC = b"\xc3\x01"
@@ -41,10 +42,11 @@ class AvroDecoder:
     """Decodes the fields of `columns`, and skips the others.
 
     Args:
-        schema: the schema that the payloads were written with. `fingerprint`: its CRC-64-AVRO.
+        schema: the schema that the payloads were written with. `fingerprint`: its CRC-64-AVRO; None: no payload has a
+            header.
     """
 
-    def __init__(self, schema: AvroNode, fingerprint: int, columns: Sequence[str]) -> None:
+    def __init__(self, schema: AvroNode, fingerprint: int | None, columns: Sequence[str]) -> None:
         assert isinstance(schema.type, StructType)
         kept = [StructField(name, as_nullable(schema.type[name].dataType)) for name in columns]
         enums: dict[str, Sequence[str]] = {}
@@ -55,7 +57,8 @@ class AvroDecoder:
         self._paths: list[str] = []
         self._depth = self._compile(schema, "", rows)
         self._program = np.array(rows, np.int64)
-        self._header = np.frombuffer(MAGIC + fingerprint.to_bytes(8, "little"), np.uint8)
+        header = b"" if fingerprint is None else MAGIC + fingerprint.to_bytes(8, "little")
+        self._header = np.frombuffer(header, np.uint8)
 
     def _compile(self, node: AvroNode, path: str, rows: list[list[int]]) -> int:
         """Appends a type's program; returns how deep it nests."""
@@ -96,7 +99,7 @@ class AvroDecoder:
             )
         hint = ""
         if payload.startswith(b"\0") and len(payload) > 5:
-            hint = "; it may have a Confluent header (00 and a schema id, 5 bytes), which is not supported"
+            hint = "; it may have a Confluent header (00 and a schema id, 5 bytes): set the option schemaRegistry"
         path = self._paths[node] or "the record"
         reasons = {
             CUT_SHORT: f"it ends within {path}",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pyspark.sql.types import (
@@ -48,7 +49,18 @@ _LOGICAL: dict[tuple[str, str], DataType] = {
     ("long", "local-timestamp-millis"): TimestampNTZType(),
     ("long", "local-timestamp-micros"): TimestampNTZType(),
 }
+
+
+class NoDefault(Enum):
+    """Of a field that has none; `null` is a default."""
+
+    NO_DEFAULT = "no default"
+
+
+NO_DEFAULT = NoDefault.NO_DEFAULT
 _MOST_DIGITS = 38
+_MOST_NODES = 10_000
+_NUMBERS = ({"int", "long"}, {"float", "double"})
 _EMPTY = 0xC15D213AA4D7A795
 
 
@@ -58,7 +70,8 @@ class AvroNode:
 
     Attributes:
         kind: `record`, `array`, `map`, `union`, `enum`, `fixed` or a primitive. `type`: Spark's; None for null.
-        children: of a record its fields, of a union its branches, of array and map the items. `names`: of the fields.
+        children: of a record its fields, of a union its branches, of array and map the items. `names`: of the fields,
+            with their `aliases` and `defaults` (as in the schema's JSON; NO_DEFAULT); of an enum, its default.
         factor: a cell is the datum times this (1,000 for timestamps in ms). `size`: of a fixed. `words`: of an enum.
     """
 
@@ -69,6 +82,8 @@ class AvroNode:
     factor: int = 1
     size: int = 0
     words: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, ...], ...] = ()
+    defaults: tuple[Any, ...] = ()
 
     @property
     def branches(self) -> tuple[AvroNode, ...]:
@@ -120,8 +135,16 @@ class _Parser:
 
     def __init__(self) -> None:
         self._named: dict[str, AvroNode | None] = {}
+        self._sizes: dict[str, int] = {}
+        self._nodes = 0
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > _MOST_NODES:
+            raise InvalidRequest(f"the schema has more than {_MOST_NODES} parts, named types counted at each use")
 
     def parse(self, body: Any, namespace: str, path: str) -> AvroNode:
+        self._count(1)
         if isinstance(body, list):
             return self._union([self.parse(branch, namespace, path) for branch in body], path)
         if isinstance(body, str):
@@ -156,6 +179,7 @@ class _Parser:
         found = self._named[full]
         if found is None:
             raise InvalidRequest(f"{path}: {full} contains itself; Spark has no recursive types")
+        self._count(self._sizes[full])
         return found
 
     def _define(self, kind: str, body: dict[str, Any], namespace: str, path: str) -> AvroNode:
@@ -163,9 +187,10 @@ class _Parser:
         inner = full.rpartition(".")[0]
         if full in self._named:
             raise InvalidRequest(f"{path}: {full} is defined twice")
-        self._named[full] = None
+        self._named[full], before = None, self._nodes
         if kind == "enum":
-            found = AvroNode("enum", StringType(), words=tuple(body["symbols"]))
+            default = (str(body["default"]),) if "default" in body else ()
+            found = AvroNode("enum", StringType(), words=tuple(body["symbols"]), defaults=default)
         elif kind == "fixed":
             found = self._logical(AvroNode("fixed", BinaryType(), size=int(body["size"])), body, path)
         else:
@@ -178,8 +203,10 @@ class _Parser:
                 StructField(name, _spark(child, f"{path}.{name}"), _is_nullable(child))
                 for name, child in zip(names, children, strict=True)
             ]
-            found = AvroNode("record", StructType(fields), children, names)
-        self._named[full] = found
+            aliases = tuple(tuple(map(str, field.get("aliases", ()))) for field in body["fields"])
+            defaults = tuple(field.get("default", NO_DEFAULT) for field in body["fields"])
+            found = AvroNode("record", StructType(fields), children, names, aliases=aliases, defaults=defaults)
+        self._named[full], self._sizes[full] = found, self._nodes - before
         return found
 
     def _array(self, items: AvroNode, path: str) -> AvroNode:
@@ -198,10 +225,9 @@ class _Parser:
             raise InvalidRequest(f"{path}: a column that is always null is not supported")
         if len(real) == 1:
             kind = _spark(real[0], path)
-        elif {branch.kind for branch in real} == {"int", "long"}:
-            kind = LongType()
-        elif {branch.kind for branch in real} == {"float", "double"}:
-            kind = DoubleType()
+        elif set(kinds) - {"null"} in _NUMBERS:  # Spark leaves out their logical types
+            kind = LongType() if "long" in kinds else DoubleType()
+            branches = [one if one.kind == "null" else AvroNode(one.kind, _PRIMITIVES[one.kind]) for one in branches]
         else:
             kind = StructType([StructField(f"member{at}", _spark(branch, path)) for at, branch in enumerate(real)])
         return AvroNode("union", kind, tuple(branches))

@@ -6,19 +6,23 @@ import base64
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
+from natslog.arrow.payloads import Payloads
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import MalformedPayload
 from pyspark_natslog.payload.options import PayloadOptions
-from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
+from pyspark_natslog.payload.rows import Decoded, Decoder
 from pyspark_natslog.source.buckets import BUCKET_METADATA, Bucket
 from pyspark_natslog.source.schema import METADATA_COLUMNS, to_spark
+
+if TYPE_CHECKING:
+    from pyspark_natslog.payload.rescued import Rescuer
 
 logger = logging.getLogger("pyspark_natslog")
 
@@ -35,12 +39,21 @@ class Shaper:
             columns these are; None: those of a stream.
     """
 
-    def __init__(self, payload: PayloadOptions, columns: Sequence[str], bucket: Bucket | None = None) -> None:
+    def __init__(
+        self,
+        payload: PayloadOptions,
+        columns: Sequence[str],
+        bucket: Bucket | None = None,
+        *,
+        headers_as_map: bool = False,
+    ) -> None:
         self._payload, self._bucket = payload, bucket
+        self._headers_as_map = headers_as_map
         self._columns = tuple(columns)
         metadata = METADATA_COLUMNS if bucket is None else BUCKET_METADATA
         self._metadata = [name for name in columns if name in metadata]
         self._typed = [name for name in columns if name not in metadata]
+        self._rescuer = _rescuer(payload, self._typed)
         self._decoder = None if payload.format == "binary" or not self._typed else _decoder(payload, self._typed)
 
     @property
@@ -74,7 +87,7 @@ class Shaper:
         if self._bucket is not None:
             batch = self._bucket.rows(batch)
         if self._decoder is None:
-            yield to_spark(batch, stream, self._columns)
+            yield to_spark(batch, stream, self._columns, headers_as_map=self._headers_as_map)
             return
         for chunk in _chunks(batch):
             yield self._decoded(self._decoder, chunk, stream)
@@ -82,7 +95,7 @@ class Shaper:
     def _decoded(self, decoder: Decoder, chunk: Any, stream: str) -> Any:
         payloads = Payloads.of(chunk.column("value"))
         decoded = decoder.decode(payloads)
-        metadata = to_spark(chunk, stream, self._metadata)
+        metadata = to_spark(chunk, stream, self._metadata, headers_as_map=self._headers_as_map)
         parents = decoded.parents
         if self._payload.mode == "FAILFAST" and decoded.malformed.any():
             raise _failure(decoded, chunk, stream)
@@ -105,6 +118,9 @@ class Shaper:
             shaped[column] = _nested(self._payload.fields, decoded, payloads)
         if corrupt is not None and corrupt in shaped:
             shaped[corrupt] = self._corrupt(decoded, payloads)
+        if self._rescuer is not None:
+            assert self._payload.rescued_column is not None, "of this column"
+            shaped[self._payload.rescued_column] = self._rescuer.rescued(payloads)
         return shaped
 
     def _corrupt(self, decoded: Decoded, payloads: Payloads) -> Any:
@@ -120,7 +136,7 @@ class Shaper:
         return texts.take(pa.array(places, mask=places < 0))
 
     def _as_text(self, payload: bytes) -> str:
-        if self._payload.format == "json":
+        if self._payload.format in ("json", "variant"):
             return payload.decode("utf-8", "replace")
         return base64.b64encode(payload).decode()
 
@@ -155,6 +171,14 @@ def _warn_without_numba() -> None:
         logger.warning("numba is not installed, so payloads are decoded slowly: run pip install 'natslog[spark]'")
 
 
+def _rescuer(payload: PayloadOptions, wanted: Sequence[str]) -> Rescuer | None:
+    if payload.rescued_column not in wanted:
+        return None
+    from pyspark_natslog.payload.rescued import Rescuer  # a slow import, which most reads do not need
+
+    return Rescuer(payload.fields)
+
+
 def _json_kernel(columns: StructType) -> Decoder:
     from pyspark_natslog.payload.json_rows import JsonDecoder  # a slow import, which most data do not need
 
@@ -168,12 +192,21 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
         from pyspark_natslog.payload.string_rows import StringDecoder
 
         return StringDecoder()
+    if payload.format == "variant":
+        _warn_without_numba()
+        from pyspark_natslog.payload.variant_rows import VariantDecoder
+
+        return VariantDecoder()
     schema = payload.schema
-    assert schema is not None, "typed formats have a schema"
     names = payload.fields.names
     is_all = payload.column is not None  # one column has all fields, whatever their names are
     chosen = names if is_all else [name for name in names if name in wanted] or names
     columns = StructType([payload.fields[name] for name in chosen])
+    if payload.message is not None:
+        from pyspark_natslog.payload.protobuf_rows import ProtobufDecoder
+
+        return ProtobufDecoder(payload.message, chosen, is_framed=payload.is_framed)
+    assert schema is not None, "the other typed formats have a schema"
     if payload.format == "json":
         from pyspark_natslog.payload.json_paths import JsonPaths
 
@@ -182,6 +215,10 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
         _warn_without_numba()
         from pyspark_natslog.payload.avro_rows import AvroDecoder
 
+        if payload.registry is not None:
+            from pyspark_natslog.payload.avro_framed import FramedAvroDecoder
+
+            return FramedAvroDecoder(schema, chosen, payload.registry)
         assert schema.avro is not None, "avro has an Avro schema"
         return AvroDecoder(schema.avro, schema.fingerprint, chosen)
     from pyspark_natslog.payload.arrow_rows import ArrowDecoder

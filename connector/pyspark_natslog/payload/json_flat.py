@@ -26,11 +26,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_natslog.payload import json_guards
-from pyspark_natslog.payload.json_times import parsed_type, with_times
+from natslog.arrow import json_guards
+from natslog.arrow.json_times import parsed_type, with_times
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.kernels_flat import BOOLEAN, MOST_MEMBERS, REAL, TEXT, TEXTS, WHOLE, decode_flat
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 
 _KINDS: dict[type[DataType], tuple[int, int]] = {
     ByteType: (WHOLE, 8),

@@ -18,8 +18,9 @@ from typing import Protocol
 
 from pyspark.sql.types import StructType
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.json_arrow import ArrowJson, supports
-from pyspark_natslog.payload.rows import Decoded, Decoder, Payloads
+from pyspark_natslog.payload.rows import Decoded, Decoder
 
 _MOST_SKIPPED = 64
 _FLAT_FROM_BYTES = 256 * 1024 * 1024

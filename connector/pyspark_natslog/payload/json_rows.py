@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload import assembling
 from pyspark_natslog.payload.kernels import rows_are_utf8
 from pyspark_natslog.payload.kernels_json import (
@@ -22,7 +23,7 @@ from pyspark_natslog.payload.kernels_json import (
     decode_json,
 )
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 from pyspark_natslog.payload.tree import CELL, COUNT, FLOAT, Columns, Tree
 
 _REASONS = {
@@ -66,7 +67,7 @@ class JsonDecoder:
             np.empty(max(6 * longest, int(np.diff(offsets).max(initial=0))), np.uint8),  # \uXXXX for each byte
             hard,
         )
-        _fill_hard_reals(tree, columns, text, hard[1 : hard[0, 0] + 1])
+        _fill_hardreals(tree, columns, text, hard[1 : hard[0, 0] + 1])
         malformed = (results != GOOD) & (results != BLANK)
         return Decoded(
             arrays=assembling.arrays(tree, columns),
@@ -80,7 +81,7 @@ class JsonDecoder:
         return _REASONS[result].format(at=at, path=found.path, type=found.type.simpleString())
 
 
-def _fill_hard_reals(tree: Tree, columns: Columns, text: Any, notes: Any) -> None:
+def _fill_hardreals(tree: Tree, columns: Columns, text: Any, notes: Any) -> None:
     """Parses the numbers that the kernel has noted by Arrow's exact parser; skips notes of entries taken back since."""
     if not len(notes):
         return
@@ -93,14 +94,15 @@ def _fill_hard_reals(tree: Tree, columns: Columns, text: Any, notes: Any) -> Non
         kinds = np.array([node.kind == FLOAT for node in tree.nodes])
         chosen = np.flatnonzero(kinds[notes[:, 0]] == single)
         if len(chosen):
-            values = _reals(numbers.take(pa.array(chosen)), np.float32 if single else np.float64)
+            values = reals(numbers.take(pa.array(chosen)), np.float32 if single else np.float64)
             node, position = notes[chosen, 0], notes[chosen, 1]
             cells = columns.table[node, CELL] + position
             stands = (position < columns.table[node, COUNT]) & (columns.cells[cells] == chosen + 1)
             columns.reals[cells[stands]] = values[stands]
 
 
-def _reals(numbers: Any, kind: Any) -> Any:
+def reals(numbers: Any, kind: Any) -> Any:
+    """JSON's numbers (Arrow's strings) as float32 or float64, exactly rounded; infinite where they are out of range."""
     try:
         return pc.cast(numbers, pa.float32() if kind is np.float32 else pa.float64()).to_numpy()
     except pa.ArrowInvalid:  # one is out of range: infinite, as in Spark

@@ -240,14 +240,14 @@ def decode_avro(
     Args:
         c: the `Columns` to fill. `program`: (nodes, 5).
         text, offsets: payload `r` is `text[offsets[r]:offsets[r + 1]]`.
-        header: single-object encoding's, with this schema's fingerprint; a payload may begin with it.
+        header: single-object encoding's, with this schema's fingerprint; a payload may begin with it. Empty: none does.
         results: gets what became of each. `where`: (rows, 2) gets program node and byte of what was wrong.
         stack: (depth, 3) and `words` (`Words`): work space.
     """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         alike = 0  # bytes as in the header
-        while alike < HEADER_BYTES and at + alike < end and text[at + alike] == header[alike]:
+        while alike < len(header) and at + alike < end and text[at + alike] == header[alike]:
             alike += 1
         if MAGIC_BYTES <= alike < HEADER_BYTES <= end - at:
             result = OTHER_HEADER

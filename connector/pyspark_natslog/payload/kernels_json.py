@@ -114,7 +114,7 @@ def _same(text: Any, start: Word, end: Word, c: Any, node: Word) -> bool:
 
 
 @uncounted
-def _child_named(c: Any, struct: Word, text: Any, start: Word, end: Word, scratch: Any) -> Word:
+def child_named(c: Any, struct: Word, text: Any, start: Word, end: Word, scratch: Any) -> Word:
     """The struct's child of that name, or -1. Messages of one kind have their keys in one order, so the child after
     the last one found is tried first.
     """
@@ -290,7 +290,7 @@ def _decode_row(
                 return BROKEN
             at = value
             if kind == STRUCT:
-                child = _child_named(c, node, text, key_start, key_end, scratch)
+                child = child_named(c, node, text, key_start, key_end, scratch)
             else:
                 _put_string(c, child, c.table[child, COUNT], text, key_start, key_end)
                 child += 1

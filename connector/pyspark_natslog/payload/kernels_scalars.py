@@ -110,7 +110,7 @@ def parse_real(text: Any, start: Word, end: Word, single: bool) -> tuple[Word, W
 
 
 @uncounted
-def _tenfold(low: Word, high: Word, digit: Word) -> tuple[Word, Word]:
+def tenfold(low: Word, high: Word, digit: Word) -> tuple[Word, Word]:
     """(high, low) * 10 + digit in 128 bits, of a number below 10^38; `low` is unsigned in a signed word."""
     mask = np.int64(0xFFFFFFFF)
     first = (low & mask) * 10 + digit
@@ -158,12 +158,12 @@ def parse_decimal(text: Any, start: Word, end: Word, precision: Word, scale: Wor
         significant += int(significant > 0 or digit > 0)
         if significant > precision:
             return False, 0, 0
-        low, high = _tenfold(low, high, digit)
+        low, high = tenfold(low, high, digit)
     if significant > 0:
         if significant + (kept - seen) > precision:
             return False, 0, 0
         for _ in range(kept - seen):
-            low, high = _tenfold(low, high, 0)
+            low, high = tenfold(low, high, 0)
     if 0 <= kept < digits:  # the first digit that is cut
         cut = begin + kept
         if point >= 0 and cut >= point:

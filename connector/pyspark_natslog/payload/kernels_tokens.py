@@ -41,7 +41,7 @@ def _hex(byte: Word) -> Word:
 
 
 @uncounted
-def _hex4(text: Any, at: Word, end: Word) -> Word:
+def hex4(text: Any, at: Word, end: Word) -> Word:
     """The number that four hexadecimal digits make, or -1."""
     if at + 4 > end:
         return -1
@@ -72,7 +72,7 @@ def string_end(text: Any, start: Word, end: Word) -> Word:
             escaped = text[at]
             at += 1
             if escaped == 117:
-                if _hex4(text, at, end) < 0:
+                if hex4(text, at, end) < 0:
                     return -1
                 at += 4
             elif escaped not in (34, 39, 92, 47, 98, 102, 110, 114, 116):
@@ -260,12 +260,12 @@ def unescape(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
             out[at] = escaped
             at += 1
             continue
-        rune = _hex4(text, start, end)
+        rune = hex4(text, start, end)
         start += 4
         if 0xD800 <= rune < 0xE000:
             low = -1
             if rune < 0xDC00 and start + 6 <= end and text[start] == BACKSLASH and text[start + 1] == 117:
-                low = _hex4(text, start + 2, end)
+                low = hex4(text, start + 2, end)
             if 0xDC00 <= low < 0xE000:
                 rune = 0x10000 + ((rune - 0xD800) << 10) + (low - 0xDC00)
                 start += 6

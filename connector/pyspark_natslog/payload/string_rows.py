@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.kernels import rows_are_utf8
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 
 
 class StringDecoder:

@@ -11,16 +11,17 @@ from natslog.errors import ConfigError
 from natslog.model import OnConflict, subjects_of
 from natslog.subjects import check_name, check_subject, has_wildcard
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
-from pyspark_natslog.sink.options import NATS_ONLY
+from pyspark_natslog.sink.options import NATS_ONLY, TRANSACTION, Transaction
 
-HTTP_OPTIONS = ("path", "servers", "stream", "subject", "onConflict", "tombstones", *CONNECTION)
+HTTP_OPTIONS = ("path", "servers", "stream", "subject", "onConflict", "tombstones", *TRANSACTION, *CONNECTION)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSinkOptions:
     """`subject`: of all rows; None: the column `subject`, or else the stream's own subject. `on_conflict`: what becomes
     of a batch that was stored with other rows, or before others (`NatslogClient.commit_append`). `tombstones`: a row
-    with a key and a null value is a tombstone.
+    with a key and a null value is a tombstone. `transaction`: by it, a repetition of the
+    write is found.
     """
 
     servers: tuple[str, ...] = field(repr=False)
@@ -29,6 +30,7 @@ class HttpSinkOptions:
     client_options: ClientOptions
     on_conflict: OnConflict = "fail"
     tombstones: bool = False
+    transaction: Transaction | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> HttpSinkOptions:
@@ -55,7 +57,8 @@ class HttpSinkOptions:
             servers = parse_servers(given.text("servers"))
         on_conflict = cast(OnConflict, given.one_of("onConflict", "fail", ("fail", "skip", "append")))
         tombstones = given.flag("tombstones", False)
-        return cls(servers, stream, subject, client_options(given), on_conflict, tombstones)
+        transaction = Transaction.parse(given)
+        return cls(servers, stream, subject, client_options(given), on_conflict, tombstones, transaction)
 
     def client(self) -> NatslogClient:
         return NatslogClient(self.servers, self.client_options)

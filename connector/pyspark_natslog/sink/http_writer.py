@@ -20,11 +20,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from natslog import tracing
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client.appending import PartUploader
 from natslog.errors import ConfigError, did_you_mean
 from natslog.model import ONE_OFF_PRODUCERS, PartReceipt
+from pyspark_natslog import spans
 from pyspark_natslog.sink.http_options import HttpSinkOptions
+from pyspark_natslog.sink.options import refuse_transaction
 from pyspark_natslog.sink.tombstones import as_tombstones, check_key_column
 from pyspark_natslog.sink.writer import batch_of_query
 
@@ -37,7 +40,7 @@ _COLUMN_TYPES = {
     "value": ("string", "binary"),
     "subject": ("string",),
     "key": ("string", "binary"),
-    "headers": ("array<struct<key:string,value:string>>",),
+    "headers": ("array<struct<key:string,value:string>>", "map<string,string>"),
 }
 
 
@@ -54,10 +57,12 @@ class _Appending:
     """The work of tasks and driver; pickled to executors."""
 
     def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
-        if overwrite:
+        if overwrite and not of_query:  # of a query: output mode complete, whose rows each batch appends
             raise ConfigError('the sink can only append, mode("append"): rows of a stream are never replaced')
         self._options = options
         self._columns = _checked_columns(schema, options)
+        if of_query:
+            refuse_transaction(options.transaction)
         self._write_id = None if of_query else f"{ONE_OFF_PRODUCERS}{secrets.token_hex(16)}"
         options.check_stream("subject" in self._columns)
 
@@ -80,9 +85,12 @@ class _Appending:
             return Staged(producer, batch, uploader.finish())
 
     def _batch_of(self, task: TaskContext) -> tuple[str, int]:
-        """Query and batch; for a batch write its own id and batch 0, also within `foreachBatch`: a batch may be written
-        more than once, and a second write must not be taken for a repetition of the first.
+        """Query and batch; for a batch write its transaction, or an id of its own and batch 0, also within
+        `foreachBatch`: it may write several frames, and a second one must not be taken for a repetition of the first.
         """
+        transaction = self._options.transaction
+        if transaction is not None:
+            return transaction.app_id, transaction.version
         if self._write_id is not None:
             return self._write_id, 0
         query, batch = batch_of_query(task)
@@ -104,11 +112,13 @@ class _Appending:
         if not parts:
             return
         (key,) = {(message.producer, message.batch) for message in staged}
+        spans.begin()
         options = self._options
         with options.client() as client:
             appended = client.commit_append(
                 options.stream, *key, parts, on_conflict=options.on_conflict, parts_within_s=_BROKER_BACK_WITHIN_S
             )
+        tracing.flush(spans.FLUSH_WITHIN_S)
         if appended.duplicate:
             logger.warning(
                 "stream %s: batch %d of %s was stored before, as offsets %s to %s: its rows were not appended again",

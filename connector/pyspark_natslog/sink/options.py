@@ -10,7 +10,7 @@ from typing import Any, cast
 from natslog.client import ClientOptions, NatslogClient, parse_servers
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import ConfigError
-from natslog.model import MAX_IN_FLIGHT, Ack
+from natslog.model import MAX_IN_FLIGHT, ONE_OFF_PRODUCERS, Ack
 from natslog.subjects import check_name, check_subject
 from natslog.wire.credentials import NatsCredentials
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming, refuse
@@ -30,7 +30,8 @@ NATS_ONLY = (
     "natsServers", "ack", "ackStreams", "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject",
     "envelope", "natsTlsHandshakeFirst", *_CREDENTIALS,
 )  # fmt: skip
-SINK_OPTIONS = ("path", "subject", "servers", "tombstones", *NATS_ONLY, *CONNECTION)
+TRANSACTION = ("txnAppId", "txnVersion")
+SINK_OPTIONS = ("path", "subject", "servers", "tombstones", *TRANSACTION, *NATS_ONLY, *CONNECTION)
 _HTTP_ONLY = ("stream", "onConflict")
 
 
@@ -38,6 +39,41 @@ def goes_over_http(options: Mapping[str, str]) -> bool:
     """Whether rows are appended to a stream. Raises ConfigError: `path` is neither `nats` nor `http`."""
     path = Given({name: value for name, value in options.items() if name.lower() == "path"}, ("path",))
     return path.one_of("path", "nats", ("nats", "http")) == "http"
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What names a batch write, as for Delta tables: a repetition of it has the same ones."""
+
+    app_id: str
+    version: int
+
+    @classmethod
+    def parse(cls, given: Given) -> Transaction | None:
+        """Raises ConfigError: one of the two is missing or wrong."""
+        app_id, version = given.text("txnAppId"), given.whole("txnVersion", None, low=0)
+        if app_id is None and version is None:
+            return None
+        if app_id is None or version is None:
+            missing = "txnAppId" if app_id is None else "txnVersion"
+            raise ConfigError(f"options txnAppId and txnVersion belong together: set {missing} too", option=missing)
+        with naming("txnAppId"):
+            check_name(app_id, "application")
+        if app_id.startswith(ONE_OFF_PRODUCERS):
+            raise ConfigError(
+                f"option txnAppId must not begin with {ONE_OFF_PRODUCERS!r}, as writes without it do", option="txnAppId"
+            )
+        return cls(app_id, version)
+
+
+def refuse_transaction(transaction: Transaction | None) -> None:
+    """Raises ConfigError, for a streaming query."""
+    if transaction is not None:
+        raise ConfigError(
+            "options txnAppId and txnVersion are for batch writes (df.write), as in foreachBatch; a streaming query "
+            "numbers its batches itself: remove them",
+            option="txnAppId",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +103,7 @@ class SinkOptions:
     dead_letter_subject: str | None
     envelope: bool
     tombstones: bool
+    transaction: Transaction | None
     credentials: NatsCredentials
 
     @classmethod
@@ -97,6 +134,7 @@ class SinkOptions:
             dead_letter_subject=_dead_letter_subject(given),
             envelope=_envelope(given, ack),
             tombstones=given.flag("tombstones", False),
+            transaction=_transaction(given),
             credentials=_credentials(given),
         )
 
@@ -155,6 +193,16 @@ def _dead_letter_subject(given: Given) -> str | None:
             'option deadLetterSubject requires .option("onError", "deadletter")', option="deadLetterSubject"
         )
     return subject
+
+
+def _transaction(given: Given) -> Transaction | None:
+    transaction = Transaction.parse(given)
+    if transaction is not None and given.has("msgIdColumn"):
+        raise ConfigError(
+            "options txnAppId and msgIdColumn clash: message ids come from one of them: remove the other",
+            option="txnAppId",
+        )
+    return transaction
 
 
 def _credentials(given: Given) -> NatsCredentials:

@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.errors import ConfigError, did_you_mean
-from pyspark_natslog.sink.options import SinkOptions
+from pyspark_natslog import spans
+from pyspark_natslog.sink.options import SinkOptions, refuse_transaction
 from pyspark_natslog.sink.tombstones import as_tombstones, check_key_column
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _COLUMN_TYPES = {
     "value": _TEXT_OR_BYTES,
     "subject": ("string",),
     "key": _TEXT_OR_BYTES,
-    "headers": ("array<struct<key:string,value:string>>",),
+    "headers": ("array<struct<key:string,value:string>>", "map<string,string>"),
 }
 
 
@@ -75,11 +76,13 @@ class _TaskWriter:
     """The work of a task; runs on executors."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
-        if overwrite:
+        if overwrite and not of_query:  # of a query: output mode complete, whose rows are published by each batch
             raise ConfigError('the sink can only append, mode("append"): published messages cannot be replaced')
+        if of_query:
+            refuse_transaction(options.transaction)
         check_columns(options, schema)
         self.options = options
-        self._run_id = None if of_query else secrets.token_hex(16)
+        self._run_id = None if of_query else _run_id(options)
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         from natslog.client.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor kernels
@@ -93,6 +96,7 @@ class _TaskWriter:
             ack_timeout_s=options.ack_timeout_s,
             max_in_flight=options.max_in_flight,
             streams=options.ack_streams,
+            span_attributes=spans.task_attributes() if spans.begin() else {},
         )
         with publisher, Sender(options, publisher) as sender:
             for batch in batches:
@@ -103,10 +107,13 @@ class _TaskWriter:
                     dead += len(letters)
                 sent += batch.num_rows
             sender.wait_for_acks()
+        spans.task_ended()
         return Published(sent, dead)
 
     def _id_prefix(self) -> str:
-        """Query and batch; for a batch write its own id, also within `foreachBatch`, which may write a batch twice."""
+        """Query and batch; for a batch write its transaction, or an id of its own, also within `foreachBatch`, which
+        may write several frames of a batch.
+        """
         task = TaskContext.get()
         assert task is not None, "Spark calls write inside a task"
         run = self._run_id or ":".join(batch_of_query(task))
@@ -141,6 +148,13 @@ class _TaskWriter:
         return split_dead(
             rows, batch, subject=options.dead_letter_subject, max_payload_bytes=limit_bytes, own_ids=own_ids
         )
+
+
+def _run_id(options: SinkOptions) -> str:
+    """The same one in each repetition of a transaction."""
+    if options.transaction is None:
+        return secrets.token_hex(16)
+    return f"{options.transaction.app_id}:{options.transaction.version}"
 
 
 def batch_of_query(task: TaskContext) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """How far a query is behind, for the progress that Spark reports.
 
-    {"orders": {"id": "3ef2…", "offset": 5000, "rows_behind": 42, "bytes_behind": 7310, "seconds_behind": 1.2}}
+    {"orders": {"id": "3ef2…", "offset": 5000, "rows_behind": 42, "bytes_behind": 7310, "seconds_behind": 1.2,
+                "rows_lost": 0}}
 
 Theory of operation. Spark requests the latest offsets right after it has planned a batch, so the lag is what the batch
 leaves unread. For most queries that is nothing; then no request is made, and all values are 0. Otherwise rows are a
@@ -34,11 +35,15 @@ OffsetsJson: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """The part of a stream that a query has not read yet; None: unknown."""
+    """The part of a stream that a query has not read yet; None: unknown.
+
+    `lost`: offsets of the stream that the query was to read and that were lost, since it was started.
+    """
 
     rows: int | None
     bytes: int | None
     seconds: float | None
+    lost: int | None = 0
 
 
 class LagReport:
@@ -109,6 +114,9 @@ class LagReport:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+
+
+NOTHING_BEHIND = {"rows_behind": 0, "bytes_behind": 0, "seconds_behind": 0.0}
 
 
 def _position(name: str, latest: Mapping[str, Any], end: OffsetsJson) -> int:

@@ -32,13 +32,14 @@ class Loss:
 
 
 def report_loss(options: SourceOptions, loss: Loss) -> None:
-    """Raises or logs the loss, by `failOnDataLoss`.
+    """Raises the loss, or logs it and adds it to the `losses` of the options, by `failOnDataLoss`.
 
     Raises:
         DataLoss: with the range and the remedy.
     """
     if not options.fail_on_data_loss:
         logger.warning("%s; the query continues, because failOnDataLoss is false", loss)
+        options.losses.add(loss.stream, loss.start, loss.end)
         return
     raise DataLoss(
         f'{loss}. Read them from a copy, or accept the loss: with .option("failOnDataLoss", "false") the query '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from pyspark.sql.types import DataType, StructType
@@ -16,16 +16,19 @@ from natslog.times import parse_timestamp_us
 from pyspark_natslog.options import CONNECTION, Given, client_options, naming
 from pyspark_natslog.payload import PAYLOAD_OPTIONS, PayloadOptions
 from pyspark_natslog.source.buckets import BUCKET_COLUMNS, BUCKET_METADATA, BUCKET_TYPES, Bucket
-from pyspark_natslog.source.schema import METADATA_COLUMNS, spark_schema
+from pyspark_natslog.source.losses import Losses
+from pyspark_natslog.source.schema import HEADERS_AS_MAP, METADATA_COLUMNS, spark_schema
 from pyspark_natslog.source.selection import Selection
 
-Position: TypeAlias = int | Literal["earliest", "latest"]
+Position: TypeAlias = int | str
+"""An offset, `earliest`, `latest`, or (where a read starts) `cursor:NAME`."""
+
 ReadFrom: TypeAlias = Literal["nearest", "leader", "any"]
 
 SOURCE_COLUMNS = ("stream", "offset", "timestamp", "subject", "key", "value")
 ALL_COLUMNS = (*SOURCE_COLUMNS, "headers")
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "filterPushdown", "view")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "view")
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
@@ -37,10 +40,15 @@ _STREAM_ONLY = (
 SOURCE_OPTIONS = (
     "servers", "stream", "streamPattern", "group", "bucket", "path", "startingOffsets", "startingTimestamp",
     "failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "readFrom", "rack",
-    "includeHeaders", "columns", "subjectFilter", "tombstones", *PAYLOAD_OPTIONS, *_BATCH_ONLY, *_STREAM_ONLY,
-    *CONNECTION,
+    "includeHeaders", "columns", "subjectFilter", "headersAs", "tombstones", "filterPushdown",
+    *PAYLOAD_OPTIONS, *_BATCH_ONLY,
+    *_STREAM_ONLY, *CONNECTION,
 )  # fmt: skip
-_SELECTORS = ("stream", "streamPattern", "group", "bucket")
+SELECTORS = ("stream", "streamPattern", "group", "bucket")
+CURSOR = "cursor:"
+_OF_JETSTREAM = "jetstream:"
+FIRST_ANSWER_WITHIN_S = 10.0
+"""What plans a read fails where no broker has answered by then: the URL is probably wrong."""
 _TASK_BYTES = 64 * 1024 * 1024
 _MOST_TASK_BYTES = 512 * 1024 * 1024
 _TRIGGER_DELAY_S = 15 * 60.0
@@ -102,6 +110,7 @@ class SourceOptions:
     admission: Admission
     cutting: Cutting
     include_headers: bool
+    headers_as_map: bool
     columns: tuple[str, ...] | None
     subject_filter: str | None
     is_latest_view: bool
@@ -109,6 +118,7 @@ class SourceOptions:
     reports_lag: bool
     cursor: str | None
     client_options: ClientOptions = field(repr=False)
+    losses: Losses = field(default_factory=Losses, repr=False, compare=False)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -136,12 +146,13 @@ class SourceOptions:
             servers=parse_servers(given.text("servers")),
             selection=selection,
             bucket=bucket,
-            start=_bound(given, "starting", selection, "earliest"),
-            end=_bound(given, "ending", selection, "latest"),
+            start=_bound(given, "starting", selection, "earliest", refused="latest" if streaming is False else None),
+            end=_bound(given, "ending", selection, "latest", refused="earliest"),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
             admission=_admission(given),
             cutting=_cutting(given),
-            include_headers=given.flag("includeHeaders", False),
+            include_headers=_includes_headers(given),
+            headers_as_map=given.one_of("headersAs", "array", ("array", "map")) == "map",
             columns=_columns(given, payload, bucket),
             subject_filter=subject_filter,
             is_latest_view=_is_latest_view(given),
@@ -159,7 +170,8 @@ class SourceOptions:
     @property
     def types(self) -> dict[str, DataType]:
         """Of the columns that are not those of every stream."""
-        return {**self.payload.types, **({} if self.bucket is None else BUCKET_TYPES)}
+        headers = {"headers": HEADERS_AS_MAP} if self.headers_as_map else {}
+        return {**headers, **self.payload.types, **({} if self.bucket is None else BUCKET_TYPES)}
 
     def check_schema(self, schema: StructType) -> None:
         """Raises ConfigError: the schema that Spark was given has other columns than the option names."""
@@ -170,8 +182,10 @@ class SourceOptions:
                 option="columns",
             )
 
-    def client(self) -> NatslogClient:
-        return NatslogClient(self.servers, self.client_options)
+    def client(self, first_answer_within_s: float | None = None) -> NatslogClient:
+        """`first_answer_within_s`: see `ClientOptions`."""
+        options = replace(self.client_options, first_answer_within_s=first_answer_within_s)
+        return NatslogClient(self.servers, options)
 
 
 def _is_latest_view(given: Given) -> bool:
@@ -204,7 +218,7 @@ def _selection(given: Given) -> Selection:
         raise ConfigError(
             f"option stream {text!r} and load({path!r}) name different streams: give one", option="stream"
         )
-    named = [name for name in _SELECTORS if given.has(name)] + (["stream"] if path and text is None else [])
+    named = [name for name in SELECTORS if given.has(name)] + (["stream"] if path and text is None else [])
     if len(named) > 1:
         raise ConfigError(f"options {' and '.join(named)} clash: give one of them", option=named[1])
     pattern, group, bucket = given.text("streamPattern"), given.text("group"), given.text("bucket")
@@ -267,9 +281,17 @@ def _columns(given: Given, payload: PayloadOptions, bucket: Bucket | None) -> tu
             raise ConfigError(f"option columns: unknown column {name!r}{hint}", option="columns")
     if not names or len(set(names)) != len(names):
         raise ConfigError("option columns must name at least one column, each once", option="columns")
-    if given.flag("includeHeaders", False) and "headers" not in names:
-        raise ConfigError("options includeHeaders and columns clash: name headers in columns", option="columns")
+    if _includes_headers(given) and "headers" not in names:
+        option = "headersAs" if given.has("headersAs") else "includeHeaders"
+        raise ConfigError(f"options {option} and columns clash: name headers in columns", option="columns")
     return names
+
+
+def _includes_headers(given: Given) -> bool:
+    includes = given.flag("includeHeaders", given.has("headersAs"))
+    if given.has("headersAs") and not includes:
+        raise ConfigError("options includeHeaders and headersAs clash: remove one of them", option="headersAs")
+    return includes
 
 
 def _admission(given: Given) -> Admission:
@@ -305,18 +327,38 @@ def _cutting(given: Given) -> Cutting:
     )
 
 
-def _bound(given: Given, which: str, selection: Selection, default: Position) -> Bound:
+def _bound(given: Given, which: str, selection: Selection, default: Position, *, refused: str | None) -> Bound:
+    """`refused`: a position that would make the range empty."""
     moment, moments = _times(given, f"{which}Timestamp", selection)
-    text = given.text(f"{which}Offsets")
-    if text is None or text in ("earliest", "latest"):
-        return Bound(moment, moments, {}, cast(Position, text or default))
     name = f"{which}Offsets"
-    positions = _by_stream(name, text, selection, 'earliest, latest or JSON like {"orders": 42, "returns": "latest"}')
-    for position in positions.values():
-        whole = isinstance(position, int) and not isinstance(position, bool) and position >= 0
-        if not whole and position not in ("earliest", "latest"):
-            raise ConfigError(f"option {name}: {position!r} must be an offset, earliest or latest", option=name)
-    return Bound(moment, moments, positions, default)
+    text = given.text(name)
+    words = ("earliest", "latest", "cursor:NAME") if which == "starting" else ("latest",)
+    expected = f'{", ".join(words)} or JSON like {{"orders": 42, "returns": "latest"}}'
+    if text is None or not text.startswith("{"):
+        position = default if text is None else _position(name, text, refused, expected)
+        return Bound(moment, moments, {}, position)
+    positions = _by_stream(name, text, selection, expected)
+    expected = f"an offset, {' or '.join(words)}"
+    return Bound(
+        moment, moments, {stream: _position(name, at, refused, expected) for stream, at in positions.items()}, default
+    )
+
+
+def _position(name: str, given: Any, refused: str | None, expected: str) -> Position:
+    """One position, as text or in JSON. Raises ConfigError."""
+    if refused is not None and given == refused:
+        raise ConfigError(
+            f"option {name}: a batch read with {given} would be empty: give another position", option=name
+        )
+    if given in ("earliest", "latest"):
+        return cast(Position, given)
+    if isinstance(given, str) and given.startswith(CURSOR) and name == "startingOffsets":
+        with naming(name):
+            check_name(given.removeprefix(CURSOR).removeprefix(_OF_JETSTREAM), "consumer name")
+        return given
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    raise ConfigError(f"option {name}: {str(given)[:200]!r} must be {expected}", option=name)
 
 
 def _times(given: Given, name: str, selection: Selection) -> tuple[int | None, dict[str, int]]:

@@ -12,11 +12,14 @@ from pyspark.sql.datasource import InputPartition
 from natslog.client import NatslogClient, leader_epochs
 from natslog.client.confirming import OutdatedAnswers
 from natslog.errors import CorruptLog, OffsetOutOfRange, StreamNotFound, StreamRecreated
+from natslog.tracing import Span
 from pyspark_natslog.payload.decoding import Shaper
 from pyspark_natslog.source.joining import joined
 from pyspark_natslog.source.loss import left_of
 from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.spans import range_span
 from pyspark_natslog.source.splits import OffsetRange, Task
+from pyspark_natslog.spans import task_ended
 
 
 def read_task(options: SourceOptions, columns: Sequence[str], partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -30,8 +33,10 @@ def read_task(options: SourceOptions, columns: Sequence[str], partition: InputPa
     try:
         with options.client() as client:
             for one in partition.ranges:
-                yield from _read_range(client, options, columns, one)
+                with range_span(partition, one) as span:
+                    yield from _read_range(client, options, columns, one, span)
     finally:
+        task_ended()
         _leave_modules_out_of_collections()
 
 
@@ -45,15 +50,15 @@ def _leave_modules_out_of_collections() -> None:
 
 
 def _read_range(
-    client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange
+    client: NatslogClient, options: SourceOptions, columns: Sequence[str], part: OffsetRange, span: Span
 ) -> Iterator[pa.RecordBatch]:
-    shaper = Shaper(options.payload, columns, options.bucket)
+    shaper = Shaper(options.payload, columns, options.bucket, headers_as_map=options.headers_as_map)
     asked_columns = None if shaper.is_payload_needed else shaper.needed_columns
     start, end, outdated = part.start, part.end, OutdatedAnswers()
     leader_epochs.note(part.stream_id, part.leader_epoch)
     while start < end:
         try:
-            for fetched in client.answers(
+            answers = client.answers(
                 part.stream,
                 start,
                 end,
@@ -62,7 +67,8 @@ def _read_range(
                 prefer=part.urls,
                 expected_id=part.stream_id,
                 as_of=part.as_of,
-            ):
+            )
+            for fetched in span.steps(answers):
                 for batch in joined(fetched.batches):
                     yield from shaper.shape(batch, part.stream)
                 start = fetched.next_offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -10,12 +10,13 @@ from pyspark.sql.types import StructType
 
 from natslog.client import NatslogClient
 from natslog.errors import ConfigError, StreamNotFound
-from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.options import CURSOR, FIRST_ANSWER_WITHIN_S, SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
 from pyspark_natslog.source.positions import resolve_end, resolve_start
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
-from pyspark_natslog.source.splits import OffsetRange, plan_tasks
+from pyspark_natslog.source.spans import batch_read
+from pyspark_natslog.source.splits import OffsetRange, Task, plan_tasks
 
 
 class BatchReader(DataSourceReader):
@@ -30,20 +31,27 @@ class BatchReader(DataSourceReader):
         self._columns = checked_columns(schema, options.types)
 
     def partitions(self) -> Sequence[InputPartition]:
+        with batch_read() as span:
+            tasks = self._tasks()
+            for task in tasks:
+                task.traceparent = span.traceparent
+        return tasks
+
+    def _tasks(self) -> Sequence[Task]:
         options = self._options
-        with options.client() as client:
+        with options.client(FIRST_ANSWER_WITHIN_S) as client:
             states = options.selection.states(client)
             for name in options.selection.names:
                 if name not in states:
                     raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
-            ranges = [self._range(client, state) for state in states.values()]
+            ranges = [self._range(client, state, states) for state in states.values()]
             return plan_tasks(client, options, ranges, default_parallelism())
 
-    def _range(self, client: NatslogClient, state: StreamState) -> OffsetRange:
+    def _range(self, client: NatslogClient, state: StreamState, states: Mapping[str, StreamState]) -> OffsetRange:
         options = self._options
         as_of = client.latest_as_of(state.name) if options.is_latest_view else None
         end = resolve_end(client, options.end, state) if as_of is None else as_of
-        start = resolve_start(client, options, options.start, state, end)
+        start = resolve_start(client, options, options.start, state, end, selected=states.keys())
         if start > end and self._may_cross(state.name):
             start = end
         if start > end:
@@ -51,10 +59,13 @@ class BatchReader(DataSourceReader):
         return OffsetRange(state.name, state.id, start, end, as_of=as_of)
 
     def _may_cross(self, stream: str) -> bool:
-        """The end is resolved before the start; if the start is a time, messages may have been recorded meanwhile."""
+        """The end is resolved before the start; if the start is a time or a cursor, messages may have been recorded
+        meanwhile.
+        """
         first_us, last_us = self._options.start.time_us_of(stream), self._options.end.time_us_of(stream)
         if first_us is None:
-            return False
+            is_cursor = str(self._options.start.of(stream)).startswith(CURSOR)
+            return is_cursor and last_us is None and self._options.end.of(stream) == "latest"
         return self._options.end.of(stream) == "latest" if last_us is None else first_us <= last_us
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from natslog.client.lineage import lineage_in
 from natslog.errors import StreamNotFound
 
 MAX_OFFSET = 2**62
+_OF_REGEX = re.compile(r"\.[*+]|[\^$()|\\+{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class Selection:
     names: tuple[str, ...] = ()
     pattern: str | None = None
     group: str | None = None
+
+    @property
+    def looks_like_regex(self) -> bool:
+        """Whether the pattern has what only a regular expression needs."""
+        return self.pattern is not None and _OF_REGEX.search(self.pattern) is not None
 
     def could_hold(self, name: str) -> bool:
         """Whether a stream of this name may be selected; for a group this is unknown before a request."""

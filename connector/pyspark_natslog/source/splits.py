@@ -51,16 +51,15 @@ class OffsetRange:
 
 
 class Task(InputPartition):
-    """What one task reads, with all facts that it needs."""
+    """What one task reads, with all facts that it needs. `traceparent`: the span that its spans are children of."""
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         super().__init__(tuple((one.stream, one.start, one.end) for one in ranges))
         self.ranges = tuple(ranges)
+        self.traceparent = ""
 
 
-def plan_tasks(
-    client: NatslogClient, options: SourceOptions, ranges: Sequence[OffsetRange], cores: int
-) -> list[InputPartition]:
+def plan_tasks(client: NatslogClient, options: SourceOptions, ranges: Sequence[OffsetRange], cores: int) -> list[Task]:
     """Tasks that cover each range once.
 
     Raises:
@@ -79,11 +78,10 @@ Numbered = tuple[tuple[int, int], ...]
 """Of one range: (number of the task, exclusive end of what it reads), ends rising."""
 
 
-def numbers_of(tasks: Sequence[InputPartition]) -> dict[str, Numbered]:
+def numbers_of(tasks: Sequence[Task]) -> dict[str, Numbered]:
     """How the tasks share each stream's range; empty if one task reads everything."""
     shares: dict[str, list[tuple[int, int]]] = {}
     for number, task in enumerate(tasks if len(tasks) > 1 else []):
-        assert isinstance(task, Task), "planned here"
         for one in task.ranges:
             shares.setdefault(one.stream, []).append((one.end, number))
     numbered = {}
@@ -101,7 +99,7 @@ def plan_again(
     options: SourceOptions,
     ranges: Sequence[OffsetRange],
     numbered: Mapping[str, Numbered],
-) -> list[InputPartition]:
+) -> list[Task]:
     """The tasks as of the batch's first plan: each has the same rows in the same order, without rows that were lost
     since.
 
@@ -245,7 +243,7 @@ class _Bin:
         self.rows += piece.rows
 
 
-def pack(pieces: Sequence[OffsetRange], options: SourceOptions, wanted: int) -> list[InputPartition]:
+def pack(pieces: Sequence[OffsetRange], options: SourceOptions, wanted: int) -> list[Task]:
     """At least `wanted` tasks if there are as many pieces, of about equal size. A task exceeds the limits only if a
     single piece does.
     """

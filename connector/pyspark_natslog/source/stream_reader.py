@@ -32,12 +32,12 @@ from pyspark_natslog.source.admission import Admitter
 from pyspark_natslog.source.confirming import newest
 from pyspark_natslog.source.loss import Loss, beyond_fork, recreated, report_loss, shorter
 from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
-from pyspark_natslog.source.options import SourceOptions
+from pyspark_natslog.source.options import FIRST_ANSWER_WITHIN_S, SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
 from pyspark_natslog.source.positions import resolve_start
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
-from pyspark_natslog.source.splits import OffsetRange, numbers_of, plan_again, plan_tasks
+from pyspark_natslog.source.splits import OffsetRange, Task, numbers_of, plan_again, plan_tasks
 
 logger = logging.getLogger("pyspark_natslog")
 
@@ -61,7 +61,7 @@ class _Plan:
     start: dict[str, Any]
     end: dict[str, Any]
     ranges: list[OffsetRange]
-    tasks: list[InputPartition]
+    tasks: list[Task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._others_until_s = float("-inf")
         self._away_since: float | None = None
         self._accepted: set[str] = set()  # ids of streams whose older leader is accepted
-        self._client = options.client()
+        self._left: set[str] = set()  # streams of the checkpoint that exist and are not selected now
+        self._gone: Offsets = {}  # streams that were deleted
+        self._client = options.client(FIRST_ANSWER_WITHIN_S)
 
     # ---- how far ----
 
@@ -101,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning(
                 "no stream matches %s yet; streams that are created later are read from their start", options.selection
             )
-        resolve = partial(resolve_start, self._client, options, options.start)
+        resolve = partial(resolve_start, self._client, options, options.start, selected=states.keys())
         starts = {name: self._retry_until_available(partial(resolve, state)) for name, state in states.items()}
         return to_json({name: StreamOffset(states[name].id, start) for name, start in starts.items()})
 
@@ -130,6 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._away_since = None
         self._latest = states
         begin = self._begin(position, states)
+        kept = {name: at for name, at in position.items() if name not in begin and name in self._left}
         waiting = {name: max(0, self._limit(states[name]) - at.offset) for name, at in begin.items()}
         admitted = waiting if isinstance(limit, ReadAllAvailable) else self._admit(begin, waiting)
         end = {name: _moved(at, position.get(name), admitted[name], states[name]) for name, at in begin.items()}
@@ -139,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks = self._retry_until_available(plan)
         for name, share in numbers_of(tasks).items():
             end[name] = replace(end[name], tasks=share)
-        body = to_json(end)
+        body = to_json({**end, **kept})
         self._planned = _Plan(start, body, ranges, tasks)
         if body == start:
             self._idle = _Idle(start, sum(waiting.values()))
@@ -173,18 +176,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.selection.states(self._client)
 
     def _states_for(
-        self, wanted: Mapping[str, tuple[StreamOffset, int]], seen: States | None = None, wait_ms: int = 0
+        self,
+        wanted: Mapping[str, tuple[StreamOffset, int]],
+        seen: States | None = None,
+        wait_ms: int = 0,
+        *,
+        with_others: bool = False,
     ) -> States:
         """As `_states`; the first request waits for `wait_ms` until something differs from `seen`. A part of what is
         wanted (a stream from a position to an end) is missing in the result only if the newest leader has confirmed it
-        for some time.
+        for some time. `with_others`: also streams that the options do not select any more.
         """
 
         def is_missing(name: str, state: StreamState | None) -> bool:
             first, end = wanted[name]
             valid_to = None if state is None else state.valid_to(first.id)
             if state is None or valid_to is None:
-                return state is not None or self._options.selection.could_hold(name)
+                return state is not None or (self._options.selection.could_hold(name) and name not in self._left)
             return not state.log_start_offset <= first.offset <= end <= min(state.high_watermark, valid_to)
 
         def missing(states: States) -> list[str]:
@@ -194,32 +202,50 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def ask() -> States:
             states = self._options.selection.states(self._client, seen or {}, left_ms.pop() if left_ms else 0)
-            for name in missing(states):
-                if name in states and (state := newest(self._client, name)) is not None:
+            others = wanted.keys() - states.keys() if with_others else set()
+            for name in {*missing(states), *others}:
+                is_asked = with_others or name in states
+                if is_asked and (state := newest(self._client, name)) is not None:
                     states[name] = state
             return states
 
         return confirmed(ask, lambda states: bool(missing(states)))
 
     def _begin(self, position: Offsets, states: States) -> Offsets:
-        """Where reading continues in each existing stream; losses are reported. A stream that is new, or was created
-        again, has `start`.
+        """Where reading continues in each selected stream that exists; losses are reported. A stream that is new, or
+        was created again, has `start`.
         """
         begin = {}
         for name, at in position.items():
             if name in states:
+                self._left.discard(name)
                 begin[name] = self._effective_start(at, states[name])
-            elif self._options.selection.could_hold(name):
-                report_loss(self._options, Loss(name, at.offset, None, "the stream was deleted"))
-            else:
-                logger.warning(
-                    "the options no longer select stream %r: its position is removed from the checkpoint", name
-                )
+            elif name not in self._left:
+                self._note_missing(name, at)
         for name in states.keys() - position.keys():
             if self._target is None or name in self._target:
                 start = states[name].log_start_offset
                 begin[name] = StreamOffset(states[name].id, start, start)
         return begin
+
+    def _note_missing(self, name: str, at: StreamOffset) -> None:
+        """A stream that was read is not among the selected ones: it has left the selection, or it was deleted."""
+        selection = self._options.selection
+        has_left = not selection.could_hold(name)
+        if selection.group is not None:
+            has_left = self._retry_until_available(partial(newest, self._client, name)) is not None
+        if not has_left:
+            report_loss(self._options, Loss(name, at.offset, None, "the stream was deleted"))
+            self._gone[name] = at
+            return
+        logger.warning(
+            "%s does not select stream %r: it is not read, and the checkpoint keeps its position %d. If it is selected "
+            "again, it continues there",
+            selection,
+            name,
+            at.offset,
+        )
+        self._left.add(name)
 
     def _limit(self, state: StreamState) -> int:
         """How far this stream is read: with `availableNow`, not beyond its end when the run started."""
@@ -273,7 +299,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _should_raise(self, error: NatslogError) -> bool:
         """Whether this error ends the query: it is not retriable, or the outage has lasted too long."""
-        if not error.retriable:
+        if not error.retriable or error.facts.get("answered") is False:
             return True
         now = time.monotonic()
         self._away_since = self._away_since or now
@@ -299,7 +325,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- which ranges ----
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
         if self._planned is not None and (self._planned.start, self._planned.end) == (start, end):
             return self._planned.tasks  # a moment ago; a task reports what has been lost since
         begin, upto = self._noted(start), self._noted(end)
@@ -307,7 +333,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not moved:
             return []
         wanted = {name: (_first(begin.get(name), last), last.offset) for name, last in moved.items()}
-        states = self._retry_until_available(partial(self._states_for, wanted))
+        states = self._retry_until_available(partial(self._states_for, wanted, with_others=True))
         ranges = [self._range(name, wanted[name][0].offset, last, states.get(name)) for name, last in moved.items()]
         known = [one for one in ranges if one is not None and one.rows]
         if self._planned is not None and self._planned.ranges == known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from typing import Any, NamedTuple
 from natslog.nats_server import NatsServer
 from tests.bench.jetstream.connection import Api
 from tests.bench.pairs import Comparison, console
+from tests.bench.processor_time import processor_seconds
 from tests.bench.sides import ROOT, STREAM, SUBJECT, raw_publish, scratch
 from tests.harness import BrokerProcess, eventually
 
 OURS, PEER = "natslog", "nats-server -js, lazy sync"
 MESSAGE_BYTES = 128
+_AT_REST_CORE_SHARE = 0.05
 
 Figures = dict[str, float]
 """What one run of a side has measured."""
@@ -72,6 +75,18 @@ def fill(side: Side, messages: int, **config: Any) -> None:
     raw_publish(side.server, "acked", bytes=MESSAGE_BYTES, window=4000, seconds=100, warm=0, count=messages)
     stored = api.request(f"STREAM.INFO.{STREAM}")["state"]["messages"]
     assert stored == messages, f"{stored} messages are stored of {messages}"
+    _await_rest(side)
+
+
+def _await_rest(side: Side) -> None:
+    """What follows publishing, such as compression of what is stored, is not a part of the next measurement."""
+
+    def is_at_rest() -> bool:
+        before = processor_seconds(side.pids)
+        time.sleep(1.0)
+        return processor_seconds(side.pids) - before < _AT_REST_CORE_SHARE
+
+    eventually(is_at_rest, 60, "the server side is at rest after messages were stored")
 
 
 def load(side: Side, how: str, **options: float) -> Figures:

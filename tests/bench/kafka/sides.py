@@ -17,8 +17,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from natslog.nats_server import NatsServer
+from pyspark_natslog.jar import jar_path
 from tests.bench.jars import module_of, resolve, version_of, without_those_of_spark
 from tests.bench.kafka.broker import KAFKA_VERSION, KafkaBroker, kafka_side
+from tests.bench.kafka.mapped import mapped_jar
 from tests.bench.pairs import Comparison, Measured, against, in_turn, processor_times
 from tests.bench.processor_time import measured
 from tests.bench.raw_nats import payload
@@ -35,10 +37,11 @@ TUNED_CONSUMER = {
 }
 TUNED_PRODUCER = {"kafka.linger.ms": "5", "kafka.batch.size": str(256 << 10)}
 OURS, DEFAULT, TUNED, MAPPED = "natslog", "Kafka", "Kafka tuned", "mapped Arrow file"
+COLUMNAR = "natslog's columnar reader"
 DROPPING = "sink that drops rows"
 _CONNECTOR = "spark-sql-kafka-0-10_2.13"
 _WARM_UPS = 1
-_MAPPED_SHARE = 0.9
+MAPPED_SHARE = 0.9
 _MOST_CPU = 1.1
 _WINDOW = 40_000
 _FILL_SECONDS = 100.0
@@ -82,14 +85,18 @@ class Sides:
 
     def measured(self, side: str, rows: int, run: Callable[[], object]) -> Measured:
         """One run, with the processor time of the processes that take part on this side."""
-        servers = {OURS: [self.server.pid, self.broker.pid], MAPPED: [], DROPPING: []}.get(side, [self.kafka.pid])
+        ours = [self.server.pid, self.broker.pid]
+        servers = {OURS: ours, COLUMNAR: ours, MAPPED: [], DROPPING: []}.get(side, [self.kafka.pid])
         return measured(rows, [self.spark_pid, *servers], run)
 
     def stored(self, stream: str) -> int:
         return int(self.broker.client().stream(stream)["high_watermark"])
 
-    def stream(self, name: str, **options: str) -> DataFrame:
-        reader = self.spark.read.format("natslog").options(servers=self.broker.url, stream=name, **options)
+    def stream(self, name: str, source: str = "natslog_in_python", **options: str) -> DataFrame:
+        """Args:
+        source: `natslog`: the columnar reader, of which the jar is on the class path.
+        """
+        reader = self.spark.read.format(source).options(servers=self.broker.url, stream=name, **options)
         return reader.option("endingOffsets", json.dumps({name: self.stored(name)})).load()
 
     def topic(self, name: str, consumer: Mapping[str, str]) -> DataFrame:
@@ -139,7 +146,7 @@ def both_sides() -> Iterator[Sides]:
         scratch() as folder,
         natslog_side(**_SEALED_SOON) as (server, broker),
         kafka_side(folder / "kafka") as kafka,
-        spark_session(connector_jars()) as spark,
+        spark_session([*connector_jars(), jar_path(), mapped_jar(folder)]) as spark,
     ):
         kafka.create_topic(SUBJECT)
         yield Sides(spark, server, broker, kafka, folder)
@@ -173,7 +180,7 @@ def compared(
     ]
     found[0].notes |= notes
     if MAPPED in runs and is_limited_by_mapped:
-        alternative = against(title, "rows/s", _MAPPED_SHARE, done[OURS], MAPPED, done[MAPPED])
+        alternative = against(title, "rows/s", MAPPED_SHARE, done[OURS], MAPPED, done[MAPPED])
         found[0].alternative = alternative
         found.append(processor_times(title, round(1 / _MOST_CPU, 3), done[OURS], MAPPED, done[MAPPED]))
     return found

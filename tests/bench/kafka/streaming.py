@@ -27,7 +27,7 @@ def _drain(sides: Sides, frame: DataFrame, rows: int) -> None:
 
 def _runs(sides: Sides, rows: int) -> dict[str, Callable[[], Measured]]:
     def ours() -> Measured:
-        reader = sides.spark.readStream.format("natslog").options(servers=sides.broker.url, stream=STREAM)
+        reader = sides.spark.readStream.format("natslog_in_python").options(servers=sides.broker.url, stream=STREAM)
         frame = reader.option("startingOffsets", "earliest").load()
         return sides.measured(OURS, rows, lambda: _drain(sides, frame, rows))
 

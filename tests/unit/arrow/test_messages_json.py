@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +45,7 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(ROWS, st.integers(0, 3))
 def test_lines_are_those_of_single_messages(rows: list[tuple[Any, ...]], skipped: int) -> None:
@@ -70,3 +73,24 @@ def test_null_headers_and_empty_headers_differ() -> None:
         b'{"headers": []}',
         b'{"headers": [{"key": "a", "value": null}]}',
     ]
+
+
+def test_types_that_only_queries_return_are_valid_json() -> None:
+    row = {
+        "whole": 1,
+        "price": Decimal("1.20"),
+        "share": 0.5,
+        "none": float("nan"),
+        "day": date(2026, 1, 2),
+        "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "is_new": True,
+        "tags": ["a", None],
+        "place": {"lat": 1.5, "name": 'x"y'},
+        "digest": b"\xff",
+    }
+    batch = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema=pa.RecordBatch.from_pylist([row]).schema)
+    first, second = map(json.loads, json_lines(batch).splitlines())
+    del row["digest"]
+    times = {"day": "2026-01-02", "at": "2026-01-02T03:04:05.000000Z"}
+    assert first == row | times | {"price": 1.2, "none": None, "digest_base64": "/w=="}
+    assert set(second.values()) == {None}

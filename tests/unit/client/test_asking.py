@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -110,3 +111,28 @@ def test_error_says_what_a_broker_answered_rather_than_which_one_could_not_be_re
         )
         with pytest.raises(BrokerUnavailable, match="staged at broker 2"):
             client.stream("orders")
+
+
+@pytest.mark.long
+def test_first_answer_is_awaited_for_a_limited_time_and_one_that_hangs_leaves_time_for_others(
+    hanging: socket.socket,
+) -> None:
+    class Slow(_Answering):
+        def do_GET(self) -> None:
+            time.sleep(1.2)
+            super().do_GET()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    Thread(target=server.serve_forever, daemon=True).start()
+    options = ClientOptions(first_answer_within_s=3.0)
+    with NatslogClient([url_of(hanging), f"http://127.0.0.1:{server.server_port}"], options) as client:
+        assert client.streams() == []
+    server.shutdown()
+    server.server_close()
+    asking._silent_until.clear()
+    started = time.monotonic()
+    with NatslogClient([url_of(hanging)], options) as client, pytest.raises(BrokerUnavailable) as caught:
+        client.streams()
+    assert f"{url_of(hanging)} did not answer within 3 s" in str(caught.value)
+    assert caught.value.facts["answered"] is False
+    assert 2.5 < time.monotonic() - started < options.timeout_s

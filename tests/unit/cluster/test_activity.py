@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import msgspec
 
@@ -34,6 +33,8 @@ from natslog.cluster.security_commands import CreateToken, EnableSecurity
 from natslog.model import StreamSettings
 from natslog.security.records import TokenRecord
 from natslog.times import format_timestamp_us
+from tests.pages import PAGES, runs
+from tests.readme import Block
 
 
 def create(name: str = "orders", placement: tuple[int, ...] = (1, 2)) -> CreateStream:
@@ -168,9 +169,10 @@ def test_schema_names_every_kind_and_field() -> None:
     assert definition["properties"]["event"]["enum"] == sorted(KINDS)
 
 
-def test_page_has_the_schema_and_every_kind() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "ACTIVITY.md").read_text()
-    assert json.loads(page.split("```json\n")[1].split("```")[0]) == schema()
+@runs("ACTIVITY.md", block="Schema")
+def test_page_has_the_schema_and_every_kind(block: Block) -> None:
+    page = PAGES["ACTIVITY.md"].read_text()
+    assert json.loads(block.text) == schema()
     table = page.split("## Guarantees")[0]
     for kind in KINDS:
         group, last = kind.rsplit(".", 1)

@@ -8,16 +8,25 @@ import pytest
 from natslog.cluster.commands import (
     Command,
     CreateCompanion,
+    CreateStream,
     DeleteStream,
     EditStream,
     PauseStream,
     PurgeStream,
     ResizeReplicas,
+    SealStream,
 )
 from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.stream_changes import require_deletable, require_purgeable
-from natslog.errors import InvalidRequest, RemovalDenied, SettingsConflict, StreamRecreated
+from natslog.errors import (
+    InvalidRequest,
+    RemovalDenied,
+    SettingsConflict,
+    StreamConflict,
+    StreamRecreated,
+    StreamSealed,
+)
 from natslog.model import Epoch, FormerRule, StreamRecord, StreamSettings
 from natslog.node.replicas.stream import rules_of
 from tests.unit.cluster.test_stream_changes import NAME, edit, finish_moves, set_isr, state_of
@@ -86,6 +95,7 @@ def test_at_level_1_records_and_commands_are_as_older_brokers_read_them() -> Non
     fields = msgspec.to_builtins(EditStream(name=NAME, settings=record_of(state).settings))
     assert set(fields) == {"type", "name", "settings", "changed"}
     assert set(msgspec.to_builtins(PauseStream(name=NAME, paused=True))) == {"type", "name", "paused"}
+    assert set(msgspec.to_builtins(DeleteStream(name=NAME, deleted_us=1))) == {"type", "name", "deleted_us"}
 
 
 # ---- protection ----
@@ -114,6 +124,48 @@ def test_protection_cannot_be_turned_off(name: str) -> None:
         edit(state, **{name: False})
     edit(state, max_messages=7)
     assert getattr(record_of(state).settings, name)
+
+
+def test_a_deletion_is_of_the_stream_and_the_settings_that_it_names() -> None:
+    state = state_of()
+    edit(state, max_messages=7)
+    for condition, refused in (({"id": "bb"}, StreamRecreated), ({"id": "aa", "if_version": 0}, SettingsConflict)):
+        with pytest.raises(refused):
+            state.apply(DeleteStream(name=NAME, deleted_us=1, **condition))
+    assert NAME in state.streams
+    assert state.apply(DeleteStream(name=NAME, deleted_us=1, id="aa", if_version=1))
+    assert NAME not in state.streams
+
+
+def test_prevent_delete_refuses_a_deletion_until_it_is_turned_off_also_of_a_sealed_stream() -> None:
+    state = state_of()
+    edit(state, prevent_delete=True)
+    state.apply(SealStream(name=NAME))
+    with pytest.raises(RemovalDenied, match="has prevent_delete"):
+        state.apply(DeleteStream(name=NAME, deleted_us=1))
+    assert edit(state, prevent_delete=False, managed_by="shop")
+    assert record_of(state).settings.managed_by == "shop"
+    with pytest.raises(StreamSealed):
+        edit(state, prevent_delete=True, max_messages=7)
+    assert state.apply(DeleteStream(name=NAME, deleted_us=1))
+
+
+def test_a_repeated_creation_need_not_name_what_operators_have_set() -> None:
+    state = state_of()
+    plain = record_of(state).settings
+    edit(state, prevent_delete=True, managed_by="shop")
+
+    def create(**changes: object) -> bool:
+        settings = msgspec.structs.replace(plain, **changes)
+        return state.apply(CreateStream(name=NAME, id="cc", settings=settings, created_us=1, placement=(1,)))
+
+    assert not create()
+    assert not create(prevent_delete=True, managed_by="shop")
+    with pytest.raises(StreamConflict, match="managed_by is 'shop', not 'other'"):
+        create(managed_by="other")
+    edit(state, prevent_delete=False)
+    with pytest.raises(StreamConflict, match="prevent_delete is False, not True"):
+        create(prevent_delete=True)
 
 
 def test_roll_ups_are_in_force_from_another_leader_epoch_on() -> None:

@@ -87,12 +87,16 @@ def test_gauges_of_a_query_and_what_is_unknown_is_left_out() -> None:
         ("rows_behind", "daily", "orders"): 5,
         ("bytes_behind", "daily", "orders"): 700,
         ("seconds_behind", "daily", "orders"): 1.5,
+        ("rows_lost_total", "daily", "orders"): 0,
         ("input_rows_per_second", "daily"): 10,
         ("processed_rows_per_second", "daily"): 0,  # Spark divided by nothing
         ("batch_duration_seconds", "daily"): 0.25,
     }
     hear(listener, UNKNOWN, name=None)
-    assert [name for name in values(registry) if "orders" in name] == [("rows_behind", QUERY, "orders")]
+    assert [name for name in values(registry) if "orders" in name] == [
+        ("rows_behind", QUERY, "orders"),
+        ("rows_lost_total", QUERY, "orders"),
+    ]
     listener.onQueryIdle(SimpleNamespace(runId=uuid_of("run")))
     found = values(registry)
     assert (found["input_rows_per_second", QUERY], found["rows_behind", QUERY, "orders"]) == (0, 5)

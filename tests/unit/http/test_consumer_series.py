@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from natslog.http.status import MOST_CONSUMERS, shown_singly
+from natslog.http.metrics import MOST_CONSUMERS, shown_singly
 from natslog.node.replicas.consumer_records import ConsumerPosition
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -349,6 +350,29 @@ def test_without_space_the_index_is_in_memory(log_folder: Path, monkeypatch: pyt
 
 def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_counts_at_hand_are_those_that_need_no_messages(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("natslog.log.subject_index._FEW_BYTES", 0)
+    log = open_log(log_folder, OPTIONS)
+    for subject in ("a", "b"):
+        sealed(log, subject)
+    assert log.subjects.counts_at_hand(math.inf) is None
+    _, counts = log.subjects.counts()
+    log.close()
+    log = open_log(log_folder, OPTIONS)
+    assert log.subjects.counts_at_hand(0) is None, "no time to load parts"
+    found = log.subjects.counts_at_hand(math.inf)
+    assert found is not None
+    assert (found.table, found.end) == (counts.table, counts.end)
+    assert log.subjects.counts_at_hand(0) is not None, "they are in memory"
+    filled(log, "a")
+    assert log.subjects.counts_at_hand(math.inf) is None
+    monkeypatch.setattr("natslog.log.subject_index._FEW_BYTES", 1 << 20)
+    found = log.subjects.counts_at_hand(math.inf)
+    assert found is not None
+    assert found.table == log.subjects.counts()[1].table
+    log.close()
 
 
 def test_parts_with_a_range_of_more_than_32_bits(tmp_path: Path) -> None:

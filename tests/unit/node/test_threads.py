@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 
 import pytest
 
 from natslog.errors import ShuttingDown
-from natslog.node.threads import Threads, in_thread
+from natslog.node.threads import Threads, in_thread, in_thread_before
 
 
 def test_work_after_the_shutdown_is_refused_and_may_be_asked_for_again() -> None:
@@ -30,3 +32,35 @@ def test_error_of_the_work_itself_is_its_own() -> None:
 
     with pytest.raises(RuntimeError):
         Threads(1, "test").submit(fails).result()
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_caller_that_is_cancelled_ends_after_work_that_has_begun_and_before_other_work(has_begun: bool) -> None:
+    begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait(10)
+        done.append("work")
+
+    async def story() -> None:
+        with Threads(1, "test") as threads:
+            try:
+                if not has_begun:
+                    threads.submit(may_end.wait, 10)
+                asked = asyncio.create_task(in_thread_before(math.inf, threads, work))
+                await asyncio.sleep(0)
+                if has_begun:
+                    await asyncio.to_thread(begun.wait, 10)
+                asked.cancel()
+                await asyncio.wait([asked], timeout=0.05)
+                assert asked.done() is not has_begun
+                may_end.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await asked
+                assert done == (["work"] if has_begun else [])
+            finally:
+                may_end.set()
+
+    asyncio.run(story())
+    assert begun.is_set() is has_begun

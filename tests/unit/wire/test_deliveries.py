@@ -47,6 +47,7 @@ def expected(message: Any, replies: list[str], groups: list[str], *, headers_onl
     return f"{verb} {target}{ack}{named}{sizes}\r\n".encode() + block + body + b"\r\n"
 
 
+@pytest.mark.long
 @given(
     messages=st.lists(MESSAGES, min_size=1, max_size=12),
     groups=st.lists(st.sampled_from(["g", "workers"]), max_size=2, unique=True),

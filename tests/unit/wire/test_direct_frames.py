@@ -105,6 +105,7 @@ def modelled(key: str, body: bytes) -> tuple[bytes, int] | None:
 def test_requests_that_are_taken_are_those_of_the_model(
     given_: list[tuple[bytes, str, bytes, bytes, bytes]],
 ) -> None:
+    given_ = [(*one[:2], one[2] and one[2] + b"%d" % number, *one[3:]) for number, one in enumerate(given_)]
     frames = received(given_)
     taken, others = taken_requests(frames, len(API), len(DOMAIN))
     found = list(zip(listed(taken.subjects), taken.sequences.tolist(), listed(taken.replies), strict=True))
@@ -164,6 +165,7 @@ rows = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(
     st.lists(rows, min_size=1, max_size=8),

@@ -92,6 +92,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[low:high] for low, high in zip(edges, edges[1:], strict=False)]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(streams, st.lists(st.integers(0, 10**6), max_size=12))
 @pytest.mark.parametrize("scan", SCANS)
@@ -164,6 +165,7 @@ def test_malformed_frame_is_refused(scan: Scan, line: bytes) -> None:
         list(parser.frames())
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(st.lists(messages(), min_size=1, max_size=20), st.integers(1, 5))
 def test_columns_hold_exactly_what_the_frames_said(stream: list, pieces: int) -> None:

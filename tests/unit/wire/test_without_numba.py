@@ -44,6 +44,7 @@ def test_columns_acks_hashes_and_duplicates_are_the_same_by_all_three() -> None:
     assert results[0][1][0] == [53, 1, 1, 1], "kept, not text, not plain, expecting; internal ones are left out"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wrong",
     [

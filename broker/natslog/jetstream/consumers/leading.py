@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
@@ -24,16 +26,18 @@ from natslog.errors import CorruptLog, NatslogError
 from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
+from natslog.jetstream.consumers.pending import Longs
 from natslog.jetstream.consumers.reading import gone_of, start_after_purge
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
 from natslog.jetstream.stream_config import config_of
+from natslog.log_events import event
 from natslog.node.clock import elapsed_us
 from natslog.node.replicas import consumer_records
 from natslog.node.replicas.companion_log import Record
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.threads import in_thread
+from natslog.node.threads import in_thread, in_thread_before, seconds_until
 from natslog.wire.leaf import LeafLink
 from natslog.wire.leaf_protocol import bytes_of
 
@@ -45,6 +49,7 @@ _RETRY_S = 1.0
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
 _LEAST_WAIT_US = 1000
+_FEW = 1000  # messages that are looked for in memory, in the event loop
 _ACK_NUMBERS = 4 + 19  # dots, and the time of a message
 
 
@@ -99,7 +104,13 @@ class LedConsumers:
             try:
                 (await self.add(name, stored)).begin()
             except CorruptLog as error:
-                logger.error("stream %s: consumer %s cannot be served: %s", self.stream.name, name, error.message)
+                logger.error(
+                    "stream %s: consumer %s cannot be served: %s",
+                    self.stream.name,
+                    name,
+                    error.message,
+                    extra=event("consumer.unavailable", stream=self.stream.name, consumer=name, reason=error.code),
+                )
         self.retention.begin_again()
         self.has_begun = True
         self._tasks = [
@@ -273,11 +284,24 @@ class LedConsumers:
             try:
                 await self.stream.append_companion([consumer_records.deleted(served.name, served.id)])
             except NatslogError as error:
-                logger.warning("stream %s: %s is deleted later: %s", self.stream.name, served.name, error.message)
+                logger.warning(
+                    "stream %s: %s is deleted later: %s",
+                    self.stream.name,
+                    served.name,
+                    error.message,
+                    extra=event(
+                        "consumer.not_deleted", stream=self.stream.name, consumer=served.name, reason=error.code
+                    ),
+                )
                 served.scheduled_us = 0
                 asyncio.get_running_loop().call_later(_RETRY_S, self.changed, served)
                 return
-            logger.info("stream %s: consumer %s was not in use, and is deleted", self.stream.name, served.name)
+            logger.info(
+                "stream %s: consumer %s was not in use, and is deleted",
+                self.stream.name,
+                served.name,
+                extra=event("consumer.expired", stream=self.stream.name, consumer=served.name),
+            )
             await self.remove(served, "409 Consumer Deleted")
             self.advise("deleted", served)
 
@@ -327,21 +351,53 @@ class LedConsumers:
         """Messages that are gone need no ack any more, and requests that have expired end. Returns how many messages
         are left to be delivered. Raises CorruptLog.
         """
-        log, machine = self.stream.usable_log(), served.machine
-        tracked = machine.tracked
-
-        def look() -> tuple[Any, int]:
-            return gone_of(log, tracked), served.count_left(log)
-
-        async with served.reading:
-            gone, left = await asyncio.get_running_loop().run_in_executor(self.readers, look)
-        if len(gone):
-            machine.gone(gone, self.now_us())
-        machine.num_pending = left
-        if not served.is_closed:
-            served.send(machine.look(self.now_us(), at_end=served.is_hungry))
-            self.changed(served)
+        left = await self._settle(served, math.inf)
+        assert left is not None, "it does not end before"
         return left
+
+    async def settle_until(self, served: ServedConsumer, deadline_s: float) -> int | None:
+        """As `settle`, until `deadline_s` of `time.monotonic`. None: how many are left is not known. Raises
+        CorruptLog.
+        """
+        log, machine = self.stream.usable_log(), served.machine
+        left = served.known_left(log)
+        if time.monotonic() > deadline_s:
+            return left
+        if left is None or len(machine.pending) + len(machine.exceeded) > _FEW:
+            return await self._settle(served, deadline_s)
+        self._note_settled(served, gone_of(log, machine.tracked), left)
+        return left
+
+    async def _settle(self, served: ServedConsumer, deadline_s: float) -> int | None:
+        log, tracked = self.stream.usable_log(), served.machine.tracked
+
+        def look() -> tuple[Any, int | None]:
+            return gone_of(log, tracked), served.count_until(log, deadline_s)
+
+        try:
+            async with asyncio.timeout(seconds_until(deadline_s)):
+                await served.reading.acquire()
+        except TimeoutError:  # much is being read to deliver messages
+            return None
+        try:
+            looked = await in_thread_before(deadline_s, self.readers, look)
+        finally:
+            served.reading.release()
+        if looked is None:
+            return None
+        gone, left = looked
+        self._note_settled(served, gone, left)
+        return left
+
+    def _note_settled(self, served: ServedConsumer, gone: Longs, left: int | None) -> None:
+        machine, now_us = served.machine, self.now_us()
+        if len(gone):
+            machine.gone(gone, now_us)
+        if left is not None:
+            machine.num_pending = left
+        if not served.is_closed:
+            served.send(machine.look(now_us, at_end=served.is_hungry))
+            self.changed(served)
 
     # ---- storing ----
 
@@ -360,7 +416,12 @@ class LedConsumers:
             try:
                 await self._store()
             except NatslogError as error:
-                logger.warning("stream %s: states of consumers are stored later: %s", self.stream.name, error.message)
+                logger.warning(
+                    "stream %s: states of consumers are stored later: %s",
+                    self.stream.name,
+                    error.message,
+                    extra=event("consumer.states_not_stored", stream=self.stream.name, reason=error.code),
+                )
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
 

@@ -30,6 +30,10 @@ was delivered again.
 """
 COLUMNS = 4
 
+_NO_COLUMNS = np.empty((COLUMNS, 0), np.int64)
+_NO_MARKS = np.empty(0, np.bool_)
+"""Of all consumers that wait for no ack: each would take memory for empty ones."""
+
 
 class Pending:
     """See the module. Positions are valid until rows are appended or taken away."""
@@ -46,9 +50,8 @@ class Pending:
     )
 
     def __init__(self) -> None:
-        self._columns = np.empty((COLUMNS, 0), np.int64)
-        self._alive = np.empty(0, np.bool_)
-        self._queued = np.empty(0, np.bool_)
+        self._columns = _NO_COLUMNS
+        self._alive = self._queued = _NO_MARKS
         self._start = self._end = 0
         self._count = 0
         self._queue = _NONE
@@ -134,8 +137,8 @@ class Pending:
             self._start = self._end = 0
             self._queue, self._fresh = _NONE, []
             if len(self._alive) > _COMPACT_FROM:
-                self._columns = np.empty((COLUMNS, 0), np.int64)
-                self._alive, self._queued = np.empty(0, np.bool_), np.empty(0, np.bool_)
+                self._columns = _NO_COLUMNS
+                self._alive = self._queued = _NO_MARKS
             return
         self._start = start
         gone = self._end - self._start - self._count

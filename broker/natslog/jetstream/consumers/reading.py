@@ -9,6 +9,8 @@ subtracted, and what was stored since is counted; it is counted again only if me
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,6 +26,7 @@ from natslog.jetstream.consumers.machine import Batch, Wanted
 from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog
+from natslog.log_events import event
 from natslog.subjects import has_wildcard, includes
 from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import Messages
@@ -196,6 +199,7 @@ class ConsumerReader:
             self._name,
             most_bytes,
             shown,
+            extra=event("consumer.message_too_large"),
         )
         return batch.filter(pa.array(fits))
 
@@ -224,6 +228,12 @@ class ConsumerReader:
 
     def count_left(self, log: StreamLog, next_seq: int) -> int:
         """How many messages there are for the consumer from `next_seq` on. Raises CorruptLog."""
+        count = self.count_until(log, next_seq, math.inf)
+        assert count is not None, "it does not end before"
+        return count
+
+    def count_until(self, log: StreamLog, next_seq: int, deadline_s: float) -> int | None:
+        """The same, if it is known at `deadline_s` of `time.monotonic`. If not, the next call continues the count."""
         removed = log.visibility.removed_below(log.high_watermark)
         start, end = max(next_seq - 1, log.first_readable_offset), log.high_watermark
         if start >= end:
@@ -233,12 +243,14 @@ class ConsumerReader:
             return max(0, log.reader.count(start, end))
         left = self.left
         is_known = left.hidden >= 0 and left.start == start and removed.count(left.start, left.end) == left.hidden
-        if is_known and left.end <= end:
-            count = left.count + (self._count(log, left.end, end) if left.end < end else 0)
-        else:
-            count = self._count_all(log, start, end)
-        self.left = Left(count, start, end, removed.count(start, end))
-        return count
+        count, upto = (
+            (left.count, left.end) if is_known and left.end <= end else self._indexed(log, start, end, deadline_s)
+        )
+        if upto < end:
+            more, upto = self._count(log, upto, end, deadline_s)
+            count += more
+        self.left = Left(count, start, upto, removed.count(start, upto))
+        return count if upto >= end else None
 
     def known_left(self, log: StreamLog, next_seq: int) -> int | None:
         """The same, if it is known without reading."""
@@ -258,19 +270,27 @@ class ConsumerReader:
             hidden = log.visibility.removed.count(start, left.end)
             self.left = Left(max(0, left.count - count), start, left.end, hidden)
 
-    def _count_all(self, log: StreamLog, start: int, end: int) -> int:
+    def _indexed(self, log: StreamLog, start: int, end: int, deadline_s: float) -> tuple[int, int]:
+        """How many there are, as the index of subjects states it, and up to where: `start` if it does not. With a
+        deadline, the index is used as far as it was made before.
+        """
         if end - start > _SPARSE_FROM or start <= log.first_readable_offset:
-            _, counts = log.subjects.counts()
+            counts = log.subjects.counts()[1] if math.isinf(deadline_s) else log.subjects.counts_at_hand(deadline_s)
+            if counts is None:
+                return 0, start
             table = counts.covered_by(self.filters).table
             if not len(table) or pc.min(table.column("first")).as_py() >= start:
-                return pc.sum(table.column("count")).as_py() or 0
-        return self._count(log, start, end)
+                return pc.sum(table.column("count")).as_py() or 0, counts.end
+        return 0, start
 
-    def _count(self, log: StreamLog, start: int, end: int) -> int:
+    def _count(self, log: StreamLog, start: int, end: int, deadline_s: float) -> tuple[int, int]:
+        """How many of the rows that are read until then are for the consumer, and up to where they were read."""
         found = 0
         for batch in log.visible_rows(start, end):
             found += pc.sum(_marks(batch.column("subject"), self.filters)).as_py() or 0
-        return found
+            if time.monotonic() > deadline_s:
+                return found, int(batch.column("offset")[-1].as_py()) + 1
+        return found, end
 
 
 def _version(log: StreamLog) -> object:

@@ -21,6 +21,7 @@ from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.jetstream.consumers.pending import Longs
 from natslog.jetstream.consumers.reading import Rows, covers, rows_of
 from natslog.log.removed import offset_set
+from natslog.log_events import event
 
 if TYPE_CHECKING:
     from natslog.jetstream.consumers.leading import LedConsumers
@@ -131,7 +132,10 @@ class Retention:
             return await asyncio.get_running_loop().run_in_executor(self._led.readers, lambda: list(rows(log, *which)))
         except (CorruptLog, OffsetOutOfRange) as error:
             logger.warning(
-                "stream %s: messages that no consumer needs are kept for now: %s", self._led.stream.name, error.message
+                "stream %s: messages that no consumer needs are kept for now: %s",
+                self._led.stream.name,
+                error.message,
+                extra=event("consumer.retention_waits", stream=self._led.stream.name, reason=error.code),
             )
             return []
 

@@ -27,6 +27,7 @@ from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.jetstream.consumers.state import ConsumerRecord
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.log import StreamLog
+from natslog.log_events import event
 from natslog.node.clock import now_us as wall_clock_us
 from natslog.node.replicas.stream import HostedStream
 from natslog.times import parse_timestamp_us
@@ -126,7 +127,7 @@ class ServedConsumer:
         """Delivers from now on."""
         self._has_begun = True
         self.look_at_interest()
-        self._went_on()
+        self.wake()
 
     def change(self, record: ConsumerRecord) -> None:
         """To an updated configuration."""
@@ -177,7 +178,7 @@ class ServedConsumer:
                 for row, ack in zip(frames.rows[start:end].tolist(), acks[start:end].tolist(), strict=True):
                     self._receive_one(frames, row, ack, now_us)
             start = end
-        self._went_on()
+        self.wake()
 
     def _acked(self, frames: Frames, acks: Longs, start: int, end: int, replies: int, now_us: int) -> None:
         """Args: replies: how many of these acks have a reply subject."""
@@ -243,7 +244,7 @@ class ServedConsumer:
             self._asked -= 1
         if not self.is_closed and self._owner.leaf.interest.has(reply):
             self.send(self.machine.pull(reply, payload, self._owner.now_us()))
-            self._went_on()
+            self.wake()
 
     def look_at_interest(self) -> None:
         """Of a push consumer: whether its deliver subject has a subscriber."""
@@ -253,23 +254,19 @@ class ServedConsumer:
             is_there = interest.has(config.deliver_subject, config.deliver_group or None)
             if is_there != self.machine.active:
                 self.machine.interest(is_there, self._owner.now_us())
-                self._went_on()
+                self.wake()
 
     def tick(self) -> None:
         """The time that the machine has waited for."""
         now_us = self._owner.now_us()
         self.send([*self.machine.tick(now_us), *self.machine.look(now_us, at_end=self.is_hungry)])
         self.note_exceeded()
-        self._went_on()
+        self.wake()
 
     def note_exceeded(self) -> None:
         exceeded, self.machine.exceeded_now = self.machine.exceeded_now, []
         for seq, times in exceeded:
             self._owner.advise("max_deliver", self, seq=seq, times=times)
-
-    def _went_on(self) -> None:
-        self._owner.changed(self)
-        self.wake()
 
     # ---- what goes out ----
 
@@ -283,10 +280,24 @@ class ServedConsumer:
         return sorted(self._owner.leaf.interest.groups(to))
 
     def wake(self) -> None:
-        """Delivers, if there is something to deliver."""
+        """Delivers, if there is something to deliver; called after all that may have changed that."""
         self._wakes = True
         if self._pump is None and self._has_begun and not self.is_closed and self.machine.has_takers:
-            self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
+            self._deliver_ready()
+            if self.machine.has_takers:
+                self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
+        self._owner.changed(self)
+
+    def _deliver_ready(self) -> None:
+        """What was read before, to a request that has just come, or whose messages were acked: without a task."""
+        owner, machine = self._owner, self.machine
+        if not (owner.leaf.is_writable and owner.may_deliver) or machine.resumes_us > owner.now_us():
+            return
+        log = owner.stream.usable_log()
+        if (wanted := machine.wanted()) is not None and (ready := self._ready(log, wanted)) is not None:
+            self._deliver(log, wanted, *ready)
+            owner.note_window(self)
+        self.note_exceeded()
 
     async def _deliver_all(self) -> None:
         try:
@@ -296,7 +307,13 @@ class ServedConsumer:
         except (NatslogError, OSError) as error:
             if isinstance(error, CorruptLog):
                 self._owner.stream.note_damage(error)
-            logger.warning("consumer %s of stream %s: %s", self.name, self._owner.stream.name, error)
+            logger.warning(
+                "consumer %s of stream %s: %s",
+                self.name,
+                self._owner.stream.name,
+                error,
+                extra=event("consumer.delivery_failed", stream=self._owner.stream.name, consumer=self.name),
+            )
             asyncio.get_running_loop().call_later(1.0, self.wake)
         finally:
             self._pump = None
@@ -332,11 +349,9 @@ class ServedConsumer:
         owner.changed(self)
 
     async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
-        ready, known = self.reader.ready(log, wanted), self.reader.known_left(log, self._counted_from)
-        if ready is not None and known is not None:
+        if (ready := self._ready(log, wanted)) is not None:
             await asyncio.sleep(0)
-            return ready, known + len(self.machine.skip)
-
+            return ready
         most_bytes = None if self.machine.config.headers_only else self._owner.leaf.max_payload_bytes
 
         def read() -> tuple[Window, int]:
@@ -346,9 +361,24 @@ class ServedConsumer:
         async with self.reading:
             return await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
 
+    def _ready(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int] | None:
+        """As `_read`, if nothing is to be read for it."""
+        window, known = self.reader.ready(log, wanted), self.known_left(log)
+        return None if window is None or known is None else (window, known)
+
     def count_left(self, log: StreamLog) -> int:
         """How many messages are still to be delivered. Blocks; `reading` is taken. Raises CorruptLog."""
         return self.reader.count_left(log, self._counted_from) + len(self.machine.skip)
+
+    def count_until(self, log: StreamLog, deadline_s: float) -> int | None:
+        """As `count_left`, or None if it is not known at `deadline_s` of `time.monotonic`."""
+        found = self.reader.count_until(log, self._counted_from, deadline_s)
+        return None if found is None else found + len(self.machine.skip)
+
+    def known_left(self, log: StreamLog) -> int | None:
+        """As `count_left`, if it is known without reading; does not block."""
+        known = self.reader.known_left(log, self._counted_from)
+        return None if known is None else known + len(self.machine.skip)
 
     @property
     def _counted_from(self) -> int:

@@ -12,7 +12,8 @@ from natslog.errors import NatslogError
 from natslog.jetstream import errors
 from natslog.jetstream.consumers.importing import import_consumers
 from natslog.jetstream.consumers.leading import LedConsumers
-from natslog.jetstream.consumers.positions import positions_of
+from natslog.jetstream.consumers.positions import chosen, positions_of
+from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.node.replicas.consumer_records import ConsumerPosition
 from natslog.node.replicas.stream import HostedStream
@@ -21,6 +22,7 @@ logger = logging.getLogger("natslog.jetstream")
 
 _BEGUN_WITHIN_S = 2.0
 _BEGUN_POLL_S = 0.02
+_AT_ONCE = 100  # consumers, before others get the event loop
 
 
 class ConsumerServing:
@@ -35,7 +37,7 @@ class ConsumerServing:
         services = broker.hosting.services
         services.lead_consumers, services.end_consumers = self.lead, self.end
         services.import_consumers = import_consumers
-        services.consumer_positions = self._positions_of
+        services.consumer_positions, services.consumer_numbers = self._positions_of, self._numbers_of
         if broker.leaf is not None:
             broker.leaf.on_interest = self._interest_changed
             broker.leaf.on_state = self._link_changed
@@ -67,6 +69,29 @@ class ConsumerServing:
         led = self._led.get(stream)
         return positions_of(stream, {} if led is None else led.consumers)
 
+    async def _numbers_of(self, stream: HostedStream, name: str | None, deadline_s: float) -> list[ConsumerPosition]:
+        names, found = chosen(stream, name), list[ConsumerPosition]()
+        for first in range(0, len(names), _AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            some = names[first : first + _AT_ONCE]
+            left = await self._settled(stream, some, deadline_s)
+            led = self._led.get(stream)
+            found += positions_of(stream, {} if led is None else led.consumers, some, left)
+        return found
+
+    async def _settled(self, stream: HostedStream, names: list[str], deadline_s: float) -> dict[str, int | None]:
+        """How many messages are left for each of these consumers, as far as they are served and it is known: by id."""
+        left: dict[str, int | None] = {}
+        for name in names:
+            led = self._led.get(stream)  # reads take time, in which another broker may become the leader
+            if led is not None and (served := led.consumers.get(name)) is not None:
+                try:
+                    left[served.id] = await led.settle_until(served, deadline_s)
+                except (NatslogError, OSError) as error:
+                    logger.debug("consumer %s of stream %s: what is left is unknown: %s", name, stream.name, error)
+        return left
+
     async def lead(self, stream: HostedStream) -> None:
         """This broker serves the consumers of this stream from now on."""
         leaf = self._broker.leaf
@@ -97,7 +122,12 @@ class ConsumerServing:
             try:
                 await led.begin()
             except NatslogError as error:
-                logger.error("stream %s: its consumers are not served: %s", stream.name, error.message)
+                logger.error(
+                    "stream %s: its consumers are not served: %s",
+                    stream.name,
+                    error.message,
+                    extra=event("consumer.unavailable", stream=stream.name, reason=error.code),
+                )
 
     async def end(self, stream: HostedStream) -> None:
         """Another broker leads the stream, or it was deleted."""
@@ -148,6 +178,11 @@ class ConsumerServing:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             if isinstance(error, NatslogError):
-                logger.warning("%s ended: %s", task.get_name(), error.message)
+                logger.warning(
+                    "%s ended: %s",
+                    task.get_name(),
+                    error.message,
+                    extra=event("consumer.task_ended", reason=error.code),
+                )
             else:
                 self._broker.halt(task.get_name(), error)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextvars import Context
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +29,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.cluster.roles import LeaderReplica
 from natslog.errors import NatslogError, NotReady, Overloaded, StorageUnavailable
 from natslog.log import StreamLog
+from natslog.log_events import event
 from natslog.model import Offset
 from natslog.node.internal.appending import Row, append
 from natslog.node.metadata.group import MetadataGroup
@@ -93,7 +95,7 @@ class CursorLeader:
         self._waiting.append(call)
         self._waiting_rows += len(changes)
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write(), name="cursors")
+            self._writing = asyncio.create_task(self._write(), name="cursors", context=Context())
             self._writing.add_done_callback(self._ended)
         return await asyncio.shield(call.done)
 
@@ -154,7 +156,13 @@ class CursorLeader:
             raise StorageUnavailable(f"stream {STREAM}: its log cannot be read: {error}") from error
         await wait_until_committed(led, leading, end)
         self._table, self._of, self._checked_version = table, leading, -1
-        logger.info("stream %s: %d cursors were read from %d rows", STREAM, len(table.cursors), table.rows)
+        logger.info(
+            "stream %s: %d cursors were read from %d rows",
+            STREAM,
+            len(table.cursors),
+            table.rows,
+            extra=event("cursors.read", stream=STREAM, count=len(table.cursors)),
+        )
 
     # ---- appending ----
 
@@ -231,7 +239,12 @@ class CursorLeader:
             command = PurgeStream(name=STREAM, id=led.id, below=Offset(start if start >= 0 else 0))
             await self._group.propose(command)
         except NatslogError as error:
-            logger.warning("stream %s: its earlier rows are removed later: %s", STREAM, error.message)
+            logger.warning(
+                "stream %s: its earlier rows are removed later: %s",
+                STREAM,
+                error.message,
+                extra=event("cursors.rows_not_removed", stream=STREAM, reason=error.code),
+            )
 
 
 def _refuse(call: _Call, error: Exception) -> None:

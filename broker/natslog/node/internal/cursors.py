@@ -23,6 +23,7 @@ from natslog.cluster.cursors import CursorRecord, cursor_key
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import Index
 from natslog.errors import BrokerUnavailable, InvalidRequest, NatslogError, NoLeader, NotLeader, NotReady, ShuttingDown
+from natslog.log_events import event
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
@@ -226,4 +227,9 @@ class Cursors:
             part = msgspec.to_builtins(cursors[at : at + _AT_ONCE])
             await self._of_leader("add_cursors", _WITHIN_S, cursors=part)
         await self._cluster.group.propose(DropMovedCursors())
-        logger.info("%d cursors were moved from the metadata to stream %s", len(cursors), STREAM)
+        logger.info(
+            "%d cursors were moved from the metadata to stream %s",
+            len(cursors),
+            STREAM,
+            extra=event("cursors.moved", stream=STREAM, count=len(cursors)),
+        )

@@ -17,6 +17,7 @@ from natslog.cluster.commands import CreateStream, ResizeReplicas
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.errors import NatslogError, StreamConflict
+from natslog.log_events import event
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings, default_min_isr
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
@@ -74,7 +75,12 @@ class Keeper:
         record = self._state.streams.get(name)
         if record is None or not self._cluster.group.is_leader or (target := self._target(record)) is None:
             return
-        logger.info("stream %s: its replicas are to be on brokers %s", name, list(target))
+        logger.info(
+            "stream %s: its replicas are to be on brokers %s",
+            name,
+            list(target),
+            extra=event("stream.replicas_planned", stream=name),
+        )
         command = ResizeReplicas(name=name, target=target, min_isr=default_min_isr(len(target)))
         await self._cluster.group.propose(command)
 

@@ -8,6 +8,7 @@ from natslog.cluster.features import FIRST_LEVEL, FIRST_VERSION, LATEST_LEVEL
 from natslog.cluster.incarnations import outdated_folder
 from natslog.config import BrokerConfig
 from natslog.errors import ClusterMismatch, NatslogError, NotReady, natslog_version
+from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.cluster_clock import ClusterClock
@@ -165,4 +166,8 @@ class Admission:
         self._refused_ms = {said: at for said, at in self._refused_ms.items() if now_ms - at < LOG_EVERY_MS}
         if error.message not in self._refused_ms and len(self._refused_ms) < _MOST_REFUSALS_SAID:
             self._refused_ms[error.message] = now_ms
-            logger.warning("the connection of a broker was refused: %s", error.message)
+            logger.warning(
+                "the connection of a broker was refused: %s",
+                error.message,
+                extra=event("peer.refused", reason=error.code),
+            )

@@ -51,6 +51,7 @@ from natslog.errors import (
     UpgradeRequired,
     from_json,
 )
+from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.clock import monotonic_ms
 from natslog.node.disk_reserve import DiskReserve
@@ -152,10 +153,10 @@ class MetadataGroup:
 
     def start(self) -> None:
         self._leader_seen_s = time.monotonic()
+        self.disk.start(self._on_bug)
         self._tasks = [
             asyncio.create_task(self._tick(), name="metadata clock"),
             asyncio.create_task(self._drive(), name="metadata group"),
-            asyncio.create_task(self.disk.run(), name="disk pulse"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._watch)
@@ -206,7 +207,12 @@ class MetadataGroup:
             if self.is_leader != was_leader:
                 was_leader = self.is_leader
                 self.elections += was_leader
-                logger.info("metadata: broker %s of term %d", self.raft.leader, self.raft.term)
+                logger.info(
+                    "metadata: broker %s of term %d",
+                    self.raft.leader,
+                    self.raft.term,
+                    extra=event("metadata.led", peer=self.raft.leader, term=self.raft.term),
+                )
             if not was_leader:
                 self._fail_reads()
 
@@ -232,7 +238,11 @@ class MetadataGroup:
             logger.debug("metadata: %s → %s", proposal.command, outcome)
             self._complete(proposal.id, outcome)
         if self.state.feature_level > level and level:
-            logger.info("the cluster is at feature level %d", self.state.feature_level)
+            logger.info(
+                "the cluster is at feature level %d",
+                self.state.feature_level,
+                extra=event("cluster.feature_level", feature_level=self.state.feature_level),
+            )
         if ready.committed or ready.snapshot is not None:
             self._applied_something.set()
             self._applied_something = asyncio.Event()

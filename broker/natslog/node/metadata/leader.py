@@ -17,6 +17,7 @@ from natslog.cluster.controller import Controller
 from natslog.cluster.incarnations import is_life
 from natslog.consensus import Member
 from natslog.errors import NatslogError
+from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
@@ -150,6 +151,13 @@ class MetadataLeading:
     async def _promote(self, member: Member) -> None:
         try:
             await self._group.change_members(lambda membership: membership.with_member(member))
-            logger.info("broker %d has caught up and is now a voter", member.id)
+            logger.info(
+                "broker %d has caught up and is now a voter", member.id, extra=event("broker.voter", peer=member.id)
+            )
         except NatslogError as error:
-            logger.info("broker %d is not a voter yet: %s", member.id, error.message)
+            logger.info(
+                "broker %d is not a voter yet: %s",
+                member.id,
+                error.message,
+                extra=event("broker_not_voter", peer=member.id, reason=error.code),
+            )

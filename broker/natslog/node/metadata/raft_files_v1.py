@@ -37,6 +37,7 @@ from natslog.cluster.encoding import written_by_newer
 from natslog.consensus.types import Entry, HardState, Index, Snapshot, Term
 from natslog.errors import DataDirError
 from natslog.log.checked_file import sync_folder, write_all, write_checked
+from natslog.log_events import event
 from natslog.node.metadata.raft_stored import NO_SNAPSHOT, Stored, damage, read
 
 logger = logging.getLogger("natslog.raft")
@@ -166,7 +167,13 @@ class RaftFilesV1:
             raise damage(path, problem)
         with open(path, "ab", buffering=0) as file:
             if extra_bytes := file.tell() - ends[records]:
-                logger.info("%s: %d bytes after entry %d were removed", path, extra_bytes, self.last_index)
+                logger.info(
+                    "%s: %d bytes after entry %d were removed",
+                    path,
+                    extra_bytes,
+                    self.last_index,
+                    extra=event("metadata.tail_recovered", path=path, bytes=extra_bytes),
+                )
             os.ftruncate(file.fileno(), ends[records])
             os.fsync(file.fileno())  # also if there was nothing to remove: a killed process may not have synced it
 
@@ -192,7 +199,13 @@ class RaftFilesV1:
         sync_folder(self._folder)
         self._remove_unnamed()
         if beyond:
-            logger.info("%s: %d complete entries after entry %d were kept", self._folder, len(beyond), self.last_index)
+            logger.info(
+                "%s: %d complete entries after entry %d were kept",
+                self._folder,
+                len(beyond),
+                self.last_index,
+                extra=event("metadata.tail_recovered", path=self._folder),
+            )
             self._append(beyond)
             self._name_contents(self.hard_state)
         if found != named:

@@ -22,6 +22,7 @@ from typing import Any
 from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import StorageFailed
 from natslog.log.checked_file import sync_folder
+from natslog.log_events import event
 from natslog.node.disk_reserve import NO_ROOM, DiskReserve
 from natslog.node.metadata.raft_files_v1 import LOG_FILE_BYTES, RaftFilesV1
 from natslog.node.metadata.raft_stored import FILES, Stored, damage, read
@@ -117,7 +118,12 @@ class RaftStore:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-                logger.warning("%s: not enough disk space for a snapshot of %d bytes", self._folder, len(snapshot.data))
+                logger.warning(
+                    "%s: not enough disk space for a snapshot of %d bytes",
+                    self._folder,
+                    len(snapshot.data),
+                    extra=event("metadata.snapshot_postponed", path=self._folder, bytes=len(snapshot.data)),
+                )
                 self._files = self._read()
 
     def close(self) -> None:

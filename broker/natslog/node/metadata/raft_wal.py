@@ -41,6 +41,7 @@ from natslog.cluster.encoding import written_by_newer
 from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import DataDirError
 from natslog.log.checked_file import sync_folder, write_all, write_checked
+from natslog.log_events import event
 from natslog.node.metadata.raft_stored import FILES, Stored, damage
 
 logger = logging.getLogger("natslog.raft")
@@ -185,7 +186,14 @@ class RaftWal:
             raise damage(self._path, what)
         if extra_bytes := len(raw[durable:].rstrip(b"\0")):
             kept_bytes = self._end - durable
-            logger.info("%s: of %d bytes after byte %d, %d were kept", self._path, extra_bytes, durable, kept_bytes)
+            logger.info(
+                "%s: of %d bytes after byte %d, %d were kept",
+                self._path,
+                extra_bytes,
+                durable,
+                kept_bytes,
+                extra=event("metadata.tail_recovered", path=self._path, bytes=extra_bytes),
+            )
         return extra_bytes > 0
 
     def _read_head(self, raw: bytes) -> int:

@@ -18,6 +18,7 @@ from natslog.cluster.commands import BrokerRecord, RegisterBroker
 from natslog.cluster.features import JETSTREAM_LEVEL
 from natslog.cluster.incarnations import NONCE_LEVEL, outdated_folder
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OutdatedFolder, StorageUnavailable
+from natslog.log_events import event
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import REMEDY, DataDir
 from natslog.node.metadata.admission import LOG_EVERY_MS, Admission
@@ -74,7 +75,11 @@ class Registration:
         outdated = self.outdated
         if outdated is not None and monotonic_ms() - self._logged_ms >= LOG_EVERY_MS:
             self._logged_ms = monotonic_ms()
-            logger.error("this broker does not vote and does not serve requests: %s", outdated.message)
+            logger.error(
+                "this broker does not vote and does not serve requests: %s",
+                outdated.message,
+                extra=event("broker.outdated", reason=outdated.code),
+            )
 
     # ---- registering ----
 
@@ -93,7 +98,11 @@ class Registration:
                     await asyncio.sleep(_RETRY_S)
             except NatslogError as error:
                 if self.outdated is None:
-                    logger.warning("this broker is waiting for the cluster: %s", error.message)
+                    logger.warning(
+                        "this broker is waiting for the cluster: %s",
+                        error.message,
+                        extra=event("cluster.waiting", reason=error.code),
+                    )
                 await asyncio.sleep(_RETRY_S)
 
     async def _find_leader(self) -> None:
@@ -141,7 +150,9 @@ class Registration:
         known = self._group.state.brokers.get(self._admission.me)
         if known is not None:
             logger.warning(
-                "the data folder was restored, or its file `life` was lost: this broker continues %s", known.incarnation
+                "the data folder was restored, or its file `life` was lost: this broker continues %s",
+                known.incarnation,
+                extra=event("broker.life_continued"),
             )
             await self._change_life(lambda: self._life.follow(known.life, known.incarnation))
 

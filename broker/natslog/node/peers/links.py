@@ -23,6 +23,7 @@ import msgspec
 from aiohttp import web
 
 from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, NotReady, from_json
+from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, Hello
 from natslog.node.peers.introduction import introduce
@@ -31,6 +32,7 @@ from natslog.node.peers.messages import MAX_FRAME_BYTES, Answered, Ask, FetchRes
 from natslog.node.peers.outbox import Outbox, received
 from natslog.node.peers.owner import LinkOwner
 from natslog.node.peers.reception import HANDSHAKE_S
+from natslog.request_ids import current_request_id
 from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.links")
@@ -90,7 +92,7 @@ class DialledLink:
         number, future = self._numbers, asyncio.get_running_loop().create_future()
         self._asked[number] = future
         try:
-            if not self.send(Ask(number, what, msgspec.json.encode(arguments))):
+            if not self.send(Ask(number, what, msgspec.json.encode(arguments), current_request_id())):
                 raise BrokerUnavailable(f"the broker at {self.url} cannot be reached: {self.problem}")
             async with asyncio.timeout(timeout_s):
                 return await future
@@ -131,7 +133,7 @@ class DialledLink:
             and time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S
         ):
             self._complained_s = time.monotonic()
-            logger.error("no link to %s: %s", self.url, self.problem)
+            logger.error("no link to %s: %s", self.url, self.problem, extra=event("broker_down", address=self.url))
 
     async def _connect_and_read(self) -> None:
         introductions = self._introductions
@@ -214,7 +216,12 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hell
         while (found := await received(socket, session.opener)) is not None:
             owner.received(peer, found[0], reply)
     except ClusterMismatch as error:
-        logger.error("the link to broker %d is closed: %s", peer.broker, error.message)
+        logger.error(
+            "the link to broker %d is closed: %s",
+            peer.broker,
+            error.message,
+            extra=event("peer.link_closed", peer=peer.broker, reason=error.code),
+        )
     finally:
         owner.served.discard(socket)
         await outbox.close()

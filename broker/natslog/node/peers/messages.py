@@ -27,6 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Id = Annotated[BrokerId, msgspec.Meta(ge=1, le=MAX_BROKER_ID)]
 EpochCount = Annotated[Epoch, msgspec.Meta(ge=0, le=MAX_COUNT)]
 StreamName = Annotated[StreamId, msgspec.Meta(max_length=64)]
+RequestId = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Json = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 
@@ -42,9 +43,10 @@ class RaftMessages(msgspec.Struct, frozen=True, tag="raft", array_like=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag="propose", array_like=True):
-    """To the metadata leader. The outcome is received through the log."""
+    """To the metadata leader. The outcome is received through the log. `request_id`: as of `Ask`."""
 
     proposal: Proposal
+    request_id: RequestId = ""
 
 
 class UnresponsiveLeaders(msgspec.Struct, frozen=True, tag="missed", array_like=True):
@@ -104,11 +106,12 @@ class FetchResponse(msgspec.Struct, frozen=True, tag="fetch!", array_like=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
-    """`arguments`: a JSON object."""
+    """`arguments`: a JSON object. `request_id`: of the HTTP request for which this is asked; "" if there is none."""
 
     number: Count
     what: Text
     arguments: Json = b"{}"
+    request_id: RequestId = ""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answer", array_like=True):

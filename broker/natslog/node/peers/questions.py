@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from natslog.errors import NatslogError, Overloaded
+from natslog.log_events import event
 from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, decode_value
+from natslog.request_ids import handling
 
 logger = logging.getLogger("natslog.cluster")
 
@@ -37,16 +39,20 @@ class Questions:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, ask: Ask, reply: Reply) -> None:
+        with handling(ask.request_id):
+            reply(await self._answer_to(ask), None)
+
+    async def _answer_to(self, ask: Ask) -> Answered:
         try:
             result = await self.answerers[ask.what](**decode_value(ask.arguments))
         except NatslogError as error:
-            answer = _failure(ask, error)
+            return _failure(ask, error)
         except (KeyError, TypeError, ValueError) as error:
-            logger.exception("the request %r of another broker could not be answered", ask.what)
-            answer = _failure(ask, NatslogError(f"{ask.what}: {error!r}"))
-        else:
-            answer = _answered(ask, msgspec.json.encode(result))
-        reply(answer, None)
+            logger.exception(
+                "the request %r of another broker could not be answered", ask.what, extra=event("peer.request_error")
+            )
+            return _failure(ask, NatslogError(f"{ask.what}: {error!r}"))
+        return _answered(ask, msgspec.json.encode(result))
 
     def cancel(self) -> None:
         for task in self._tasks:

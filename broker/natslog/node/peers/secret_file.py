@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from natslog.errors import ConfigError
+from natslog.log_events import event
 from natslog.node.peers.keys import KeyRing
 
 logger = logging.getLogger("natslog.cluster")
@@ -35,7 +36,9 @@ class SecretFile:
         except ConfigError as error:
             if error.message != self._complaint:
                 self._complaint = error.message
-                logger.error("the changed cluster_secret_file is not used: %s", error.message)
+                logger.error(
+                    "the changed cluster_secret_file is not used: %s", error.message, extra=event("secret.not_used")
+                )
             return False
         self._complaint = ""
         if secrets == tuple(key.secret for key in self._keys.keys):
@@ -45,5 +48,6 @@ class SecretFile:
             "cluster_secret_file was changed: new links use its %d secret(s), with the ids %s",
             len(secrets),
             ", ".join(self._keys.ids),
+            extra=event("secret.changed", count=len(secrets)),
         )
         return True

@@ -39,6 +39,7 @@ from natslog.errors import (
 )
 from natslog.log import ReplicaLog
 from natslog.log.segment import ActiveSegment
+from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
 from natslog.node.replicas.companion_log import Delivered, Record, read_records, rows_of, size_of
 from natslog.node.threads import in_thread
@@ -192,7 +193,12 @@ class Companion:
         try:
             await self.deliver()
         except (NatslogError, OSError) as error:
-            logger.error("%s: records could not be read: %s", self.name, error)
+            logger.error(
+                "%s: records could not be read: %s",
+                self.name,
+                error,
+                extra=event("stream.records_unreadable", stream=self.name),
+            )
             if isinstance(error, CorruptLog):
                 self.note_damage(error)
             asyncio.get_running_loop().call_later(_READ_AGAIN_S, self.deliver_soon)

@@ -39,13 +39,29 @@ class StoredConsumer:
     state: bytes = b""
 
 
+class ConsumerNumbers(NamedTuple):
+    """Of a consumer that is served, as the JetStream API states them. `delivered`, `ack_floor`: sequence of the
+    consumer, and of the stream. `num_pending`: None if messages would have to be read for too long to count them.
+    """
+
+    delivered: tuple[int, int]
+    ack_floor: tuple[int, int]
+    num_pending: int | None
+    num_ack_pending: int
+    num_redelivered: int
+    num_waiting: int
+
+
 class ConsumerPosition(NamedTuple):
-    """Of a consumer: below `offset`, it needs no message any more. `set_us`: when it last moved."""
+    """Of a consumer: below `offset`, it needs no message any more. `set_us`: when it last moved. `numbers`: None if it
+    is not served, or they were not requested.
+    """
 
     name: str
     offset: int
     set_us: int
     is_durable: bool
+    numbers: ConsumerNumbers | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from natslog.errors import (
     StorageFailed,
 )
 from natslog.ingest.dedupe import Ids, ids_of_headers
+from natslog.log_events import event
 from natslog.model import Appended, OnConflict, PartReceipt
 from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
@@ -217,7 +218,11 @@ class _Work:
         except NatslogError as error:
             return error
         except pa.ArrowException as error:  # no upload may stop the broker
-            logger.exception("a direct append to stream %s cannot be stored", self.stream.name)
+            logger.exception(
+                "a direct append to stream %s cannot be stored",
+                self.stream.name,
+                extra=event("append.failed", stream=self.stream.name),
+            )
             return InvalidRequest(f"the rows cannot be stored: {error}")
         except OSError as error:
             return StorageFailed(f"stream {self.stream.name!r}: {error}")
@@ -242,6 +247,10 @@ class _Work:
         logger.warning(
             "stream %s: batch %d of %s (%d rows) was %s on request; its last stored batch was %d (%d rows)",
             self.stream.name, batch, producer, self.requested.rows, what, last.batch, last.end - last.start,
+            extra=event(
+                "append.conflict_resolved", stream=self.stream.name, producer=producer, batch=batch,
+                count=self.requested.rows,
+            ),
         )  # fmt: skip
 
     def _conflict(self, last: RunMark) -> BatchConflict:

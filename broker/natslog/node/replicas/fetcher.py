@@ -19,6 +19,7 @@ from natslog.cluster.roles import Matching
 from natslog.errors import CorruptAnswer, CorruptLog, NatslogError
 from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
+from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.peers.links import DialledLink
@@ -180,7 +181,13 @@ class Fetcher:
     def _complain(self, stream: Followed, error: NatslogError) -> None:
         if time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S:
             self._complained_s = time.monotonic()
-            logger.error("stream %s is not copied from broker %d: %s", stream.name, self.leader, error.message)
+            logger.error(
+                "stream %s is not copied from broker %d: %s",
+                stream.name,
+                self.leader,
+                error.message,
+                extra=event("replica.not_copied", stream=stream.name, peer=self.leader, reason=error.code),
+            )
 
     def _again(self, stream: Followed) -> None:
         """Sends a new request in a moment."""

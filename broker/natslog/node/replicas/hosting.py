@@ -19,6 +19,7 @@ from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
 from natslog.log import StoreLimit
+from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, stream_of_companion
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
@@ -224,13 +225,19 @@ class Hosting:
                 async with asyncio.timeout(_LEAVE_WITHIN_S):
                     await self._group.propose(command)
             except (TimeoutError, NatslogError):
-                logger.info("the metadata leader did not confirm in time that this broker leaves its in-sync replicas")
+                logger.info(
+                    "the metadata leader did not confirm in time that this broker leaves its in-sync replicas",
+                    extra=event("broker.isr_not_left"),
+                )
 
     async def close(self) -> list[BaseException]:
         """Stops accepting messages, appends and acknowledges received ones, closes the logs. Returns the errors."""
         self._is_closing = True
-        for fetcher in self.fetchers.values():
-            await fetcher.close()  # no more records are copied from here on
+        closed = set[Fetcher]()
+        while still := set(self.fetchers.values()) - closed:  # the metadata may name another leader meanwhile
+            await asyncio.gather(*(fetcher.close() for fetcher in still))
+            closed |= still
+        # No more records are copied from here on.
         stopping = [stream.stop() for stream in {*self._by_id.values(), *self._leaving}]
         outcomes = await asyncio.gather(*stopping, return_exceptions=True)
         for task in list(self._tasks):
@@ -261,4 +268,8 @@ class Hosting:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}
         for folder in sorted(self._data_dir.streams.iterdir()):
             if stream_id_of(folder) not in known:
-                logger.warning("%s belongs to no known stream; it is not changed", folder)
+                logger.warning(
+                    "%s belongs to no known stream; it is not changed",
+                    folder,
+                    extra=event("stream.unknown_folder", path=folder),
+                )

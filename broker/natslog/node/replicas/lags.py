@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from natslog.cluster.cursors import CursorRecord
 from natslog.errors import NatslogError
 from natslog.log import Lag, StreamLog
+from natslog.log_events import event
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
@@ -89,7 +90,11 @@ class Lags:
             if isinstance(answer, dict):
                 found |= answer
             elif not isinstance(answer, NatslogError):
-                logger.error("the lags of the streams that another broker leads are unknown: %s", answer)
+                logger.error(
+                    "the lags of the streams that another broker leads are unknown: %s",
+                    answer,
+                    extra=event("peer.answer_failed"),
+                )
         return found
 
     async def of_cursors(self, cursors: Sequence[CursorRecord]) -> list[LagJson | None]:
@@ -125,7 +130,12 @@ def _lags_of_all(logs: Sequence[tuple[str, str, StreamLog, Sequence[int]]]) -> d
         try:
             lags = {offset: lag_json(log.reader.lag(offset), stream_id) for offset in set(offsets)}
         except (NatslogError, OSError) as error:
-            logger.warning("stream %s: the lag of its readers is unknown: %s", name, error)
+            logger.warning(
+                "stream %s: the lag of its readers is unknown: %s",
+                name,
+                error,
+                extra=event("stream.lag_unknown", stream=name),
+            )
         else:
             found[name] = [lags[offset] for offset in offsets]  # many consumers are at the same one
     return found

@@ -13,6 +13,7 @@ from natslog.cluster.epochs import NO_EPOCH
 from natslog.errors import NatslogError, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import sync_folder
+from natslog.log_events import event
 from natslog.model import StreamRecord, StreamSettings
 
 logger = logging.getLogger("natslog.node")
@@ -70,7 +71,10 @@ class LogFolder:
             raise storage_error(error, f"stream {name!r}: its damage could not be located in {self.path}") from error
         if start is not None:
             logger.warning(
-                "stream %s: the log is damaged from offset %d on; it is fetched again from the leader", name, start
+                "stream %s: the log is damaged from offset %d on; it is fetched again from the leader",
+                name,
+                start,
+                extra=event("replica.fetched_again", stream=name, offset=start),
             )
             log.discard_from(start)
         log.scrub.repaired()
@@ -92,7 +96,12 @@ class LogFolder:
             sync_folder(aside.parent)
         except OSError as error:
             raise storage_error(error, f"stream {name!r}: its damaged folder could not be renamed") from error
-        logger.warning("stream %s: its damaged folder is kept as %s; it is fetched again from the leader", name, aside)
+        logger.warning(
+            "stream %s: its damaged folder is kept as %s; it is fetched again from the leader",
+            name,
+            aside,
+            extra=event("replica.set_aside", stream=name, path=aside),
+        )
 
 
 def storage_error(error: OSError, what: str) -> NatslogError:

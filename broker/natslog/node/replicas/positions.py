@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, TypeAlias
 
 from natslog.errors import CorruptLog, NatslogError
+from natslog.log_events import event
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
@@ -38,8 +39,14 @@ class Positions:
 
     def is_led_here(self, stream: HostedStream) -> bool:
         """Whether this broker leads the stream, according to metadata that is recent enough to be certain."""
-        is_current = stream.record.leader == stream.me and stream.record.leader_epoch == stream.leader_epoch
-        return is_current and stream.is_leading and self._cluster.has_session()
+        return _is_leading(stream) and self._cluster.has_session()
+
+    def led_here(self) -> Iterator[tuple[str, HostedStream]]:
+        """The streams whose positions may be stated here."""
+        if self._cluster.has_session():
+            for name, stream in self._hosting.streams.items():
+                if stream.record.import_state != "importing" and _is_leading(stream):
+                    yield name, stream
 
     @staticmethod
     def of(stream: HostedStream) -> Position:
@@ -105,8 +112,17 @@ class Positions:
             if isinstance(answer, dict):
                 _add_newer(found, answer)
             elif not isinstance(answer, NatslogError):
-                logger.error("the positions of the streams that another broker leads are unknown: %s", answer)
+                logger.error(
+                    "the positions of the streams that another broker leads are unknown: %s",
+                    answer,
+                    extra=event("peer.answer_failed"),
+                )
         return found
+
+
+def _is_leading(stream: HostedStream) -> bool:
+    record = stream.record
+    return record.leader == stream.me and record.leader_epoch == stream.leader_epoch and stream.is_leading
 
 
 async def count_messages(stream: HostedStream) -> None:

@@ -32,6 +32,7 @@ from natslog.log import ReplicaLog
 from natslog.log.repairing import FetchedBatches, missing_ranges
 from natslog.log.scrub import OffsetRange
 from natslog.log.sealed import SealedSegment
+from natslog.log_events import event
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
@@ -139,11 +140,20 @@ class RangeRepairs:
             await self._replace(stream, log, segment, end_offset, damaged)
         except OSError as error:
             problem = storage_error(error, f"stream {stream.name!r}: a damaged segment could not be repaired")
-            logger.error("%s; it is tried again", problem.message)
+            logger.error(
+                "%s; it is tried again",
+                problem.message,
+                extra=event("replica.repair_failed", stream=stream.name, reason=problem.code),
+            )
         except _NotRepairable as error:
             self._report(stream, error)
         except NatslogError as error:
-            logger.warning("stream %s: the repair of a damaged segment waits: %s", stream.name, error.message)
+            logger.warning(
+                "stream %s: the repair of a damaged segment waits: %s",
+                stream.name,
+                error.message,
+                extra=event("replica.repair_waits", stream=stream.name, reason=error.code),
+            )
             if isinstance(error, CorruptLog):
                 log.scrub.note(error)
 
@@ -185,14 +195,25 @@ class RangeRepairs:
         for start, end in lost:
             stream.lost_offsets += end - start
             what = f"the loss of offsets {start} to {end} was accepted"
-            logger.error("stream %s: %s", stream.name, what)
+            logger.error(
+                "stream %s: %s",
+                stream.name,
+                what,
+                extra=event("replica.lost", stream=stream.name, offset=start, end_offset=end),
+            )
             stream.report("activity.replica.lost", f"{segment.path.name}: {what}")
         return lost
 
     def _log_repaired(self, stream: HostedStream, segment: SealedSegment, ranges: list[OffsetRange]) -> None:
         fetched = ", ".join(f"{start} to {end}" for start, end in ranges)
         what = f"offsets {fetched} were fetched from another replica" if ranges else "its header and footer"
-        logger.warning("stream %s: %s was repaired: %s", stream.name, segment.path, what)
+        logger.warning(
+            "stream %s: %s was repaired: %s",
+            stream.name,
+            segment.path,
+            what,
+            extra=event("replica.repaired", stream=stream.name, path=segment.path),
+        )
         stream.report("activity.replica.repaired", f"{segment.path.name}: {what}")
 
     def _report(self, stream: HostedStream, error: _NotRepairable) -> None:
@@ -200,7 +221,14 @@ class RangeRepairs:
         stream.lost_ranges.add(error.range)
         if (stream.id, error.range) not in self._reported:
             self._reported.add((stream.id, error.range))
-            logger.error("stream %s: %s", stream.name, error.message)
+            logger.error(
+                "stream %s: %s",
+                stream.name,
+                error.message,
+                extra=event(
+                    "replica.not_repairable", stream=stream.name, offset=error.range[0], end_offset=error.range[1]
+                ),
+            )
 
     async def _fetch(self, stream: HostedStream, fetched: FetchedBatches, missing: OffsetRange) -> int:
         """Some or all of it. Returns where the fetched part ends.

@@ -25,6 +25,7 @@ from natslog.errors import BrokerUnavailable, NatslogError, ShuttingDown
 from natslog.log import ReplicaLog
 from natslog.log.scrub import STEP_BYTES, Finding, read_back
 from natslog.log.sealed import SealedSegment
+from natslog.log_events import event
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
@@ -208,7 +209,12 @@ class Scrubber:
                 try:
                     read_bytes = await self._step(reading)
                 except OSError as error:  # for example too many open files: the segment is read at the next turn
-                    logger.warning("stream %s: scrubbing pauses: %s", stream.name, error)
+                    logger.warning(
+                        "stream %s: scrubbing pauses: %s",
+                        stream.name,
+                        error,
+                        extra=event("scrub.paused", stream=stream.name),
+                    )
                     return False
                 stream.scrubbed_bytes += read_bytes
                 if self._stopping.is_set() or stream.log is not log or stream.is_to_be_repaired:
@@ -232,7 +238,12 @@ class Scrubber:
 
     def _report(self, stream: HostedStream, log: ReplicaLog, segment: SealedSegment, findings: list[Finding]) -> None:
         for finding in findings:
-            logger.error("stream %s: scrubbing found damage: %s", stream.name, finding.error.message)
+            logger.error(
+                "stream %s: scrubbing found damage: %s",
+                stream.name,
+                finding.error.message,
+                extra=event("replica.damaged", stream=stream.name),
+            )
             stream.report("activity.replica.damaged", finding.error.message)
         stream.scrub_damaged += len(findings)
         if findings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from natslog.cluster.activity import Kind
@@ -20,6 +20,7 @@ from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.ingest_memory import IngestMemory
+from natslog.node.writes.latency import LatencyHistogram
 from natslog.subjects import SubjectSet
 from natslog.wire.frames import Frames
 from natslog.wire.lanes import NatsLanes
@@ -37,6 +38,11 @@ async def _nothing() -> None:
     """Without the JetStream API, no consumer is served."""
 
 
+async def _no_numbers(stream: Any, name: str | None, deadline_s: float) -> list[ConsumerPosition]:
+    """Without the JetStream API, there are no consumers."""
+    return []
+
+
 async def _no_consumers(stream: Any, origins: Sequence[ConsumerOrigin]) -> list[tuple[str, str]]:
     raise AssertionError("the JetStream API is part of every broker")
 
@@ -49,7 +55,8 @@ class Services:
     stream, and has subscribed to its subjects: also after these were edited. `lead_consumers`, `end_consumers`:
     the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
     imported stream become these; returns the names of others, and why they were refused. `consumer_positions`: of the
-    consumers of a stream that this broker leads.
+    consumers of a stream that this broker leads. `consumer_numbers`: the same with their numbers, of all or of one of
+    them, as exactly as that is possible until `deadline_s` of `time.monotonic`.
     """
 
     config: BrokerConfig
@@ -69,6 +76,7 @@ class Services:
     store: StoreLimit
     report: Callable[[Kind, str, str, str], None] = lambda kind, name, stream_id, message: None
     leaders_appointed: int = 0
+    commit_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     wake_scrubber: Callable[[], None] = lambda: None
     wake_upkeep: Callable[[], None] = lambda: None
     direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
@@ -78,6 +86,7 @@ class Services:
     end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers
     consumer_positions: Callable[[Any], list[ConsumerPosition]] = lambda stream: []
+    consumer_numbers: Callable[[Any, str | None, float], Awaitable[list[ConsumerPosition]]] = _no_numbers
     _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:

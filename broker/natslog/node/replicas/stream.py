@@ -60,6 +60,7 @@ from natslog.log.removed import from_bytes
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment
 from natslog.log.visibility import Expiry, Rule
+from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings, companion_id
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import StreamTime
@@ -121,7 +122,7 @@ class HostedStream:
     def __init__(self, record: StreamRecord, me: BrokerId, services: Services) -> None:
         self.me = me
         self.record = record
-        self.stats = IngestStats()
+        self.stats = IngestStats(services.commit_latency)
         self.sent_bytes = 0
         self.scrubbed_bytes = 0
         self.scrub_damaged = self.scrub_repaired = self.lost_offsets = 0
@@ -654,10 +655,18 @@ class HostedStream:
                     log.folder,
                     log.log_end_offset,
                     end,
+                    extra=event(
+                        "log.truncated", stream=self.name, path=log.folder, offset=log.log_end_offset, end_offset=end
+                    ),
                 )
                 await self._in_thread(log.cut_to, end)
             case BeginAt(log_start_offset=start, epoch=epoch):
-                logger.warning("%s: the log starts again at %d, the start of the leader's log", log.folder, start)
+                logger.warning(
+                    "%s: the log starts again at %d, the start of the leader's log",
+                    log.folder,
+                    start,
+                    extra=event("log.started_again", stream=self.name, path=log.folder, offset=start, epoch=epoch),
+                )
                 await self._in_thread(log.begin_at, start, epoch)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
@@ -742,9 +751,11 @@ class HostedStream:
             case ProposeIsr(change=change):
                 services.propose_isr(change)
             case Halted(why=why):
-                logger.critical("%s", why)
+                logger.critical("%s", why, extra=event("replica.halted", stream=self.name))
             case Damaged(error=error):
-                logger.error("stream %s: %s", self.name, error.message)
+                logger.error(
+                    "stream %s: %s", self.name, error.message, extra=event("replica.damaged", stream=self.name)
+                )
                 self.report("activity.replica.damaged", error.message)
             case _:
                 assert_never(notice)
@@ -759,7 +770,12 @@ class HostedStream:
             try:
                 await self._perform(step)
             except NatslogError as error:
-                logger.error("stream %s: %s", self.name, error.message)
+                logger.error(
+                    "stream %s: %s",
+                    self.name,
+                    error.message,
+                    extra=event("stream_unavailable", stream=self.name, reason=error.code),
+                )
                 self._replica.failed(error)
             else:
                 if not isinstance(step, Open | OpenCompanion):
@@ -795,10 +811,16 @@ class HostedStream:
         self._has_led = leading is not None
         if leading is not None:
             self._services.leaders_appointed += 1
-            log = logger.info if leading.epoch > 1 else logger.debug
-            log("stream %s: this broker leads epoch %d from offset %d", self.name, leading.epoch, leading.epoch_start)
+            epoch, start = leading.epoch, leading.epoch_start
+            what = ("stream %s: this broker leads epoch %d from offset %d", self.name, epoch, start)
+            if epoch > 1:
+                logger.info(*what, extra=event("stream.led", stream=self.name, epoch=epoch, offset=start))
+            else:
+                logger.debug(*what)
         else:
-            logger.info("stream %s: this broker stopped leading", self.name)
+            logger.info(
+                "stream %s: this broker stopped leading", self.name, extra=event("stream.released", stream=self.name)
+            )
         self._mark_all_sessions()
         self._wake()
 
@@ -915,7 +937,12 @@ class HostedStream:
         )
         ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)
         if damage is not None:
-            logger.error("stream %s: some message ids cannot be read: %s", record.name, damage.message)
+            logger.error(
+                "stream %s: some message ids cannot be read: %s",
+                record.name,
+                damage.message,
+                extra=event("stream.dedupe_partial", stream=record.name),
+            )
             if len(record.replicas) > 1:  # a replica that has all of them should lead
                 raise damage
         self._ingest = ingest
@@ -936,7 +963,12 @@ class HostedStream:
             try:
                 await nats.flush(_SUBSCRIBE_WITHIN_S)
             except NatslogError as error:
-                logger.warning("stream %s: NATS did not confirm the subscription: %s", self.name, error.message)
+                logger.warning(
+                    "stream %s: NATS did not confirm the subscription: %s",
+                    self.name,
+                    error.message,
+                    extra=event("stream.subscription_not_confirmed", stream=self.name),
+                )
 
     async def serve_direct_requests(self) -> None:
         """Subscribes to the direct requests that the record permits, as long as this broker is subscribed as the

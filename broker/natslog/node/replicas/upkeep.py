@@ -18,6 +18,7 @@ from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, ShuttingDown
 from natslog.log import ReplicaLog
+from natslog.log_events import event
 from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_clock import CLOCKS_APART_S, ClusterClock
 from natslog.node.metadata.group import MetadataGroup
@@ -154,7 +155,7 @@ class Upkeep:
             return
         for warning in clock_warnings(list(self._hosting.streams.values())):
             self._warned_s = time.monotonic()
-            logger.warning("%s", warning)
+            logger.warning("%s", warning, extra=event("clock.stream_time"))
 
     def _measure_store(self) -> None:
         """In a thread: the bytes of all streams, and of deleted ones whose files are still there."""
@@ -185,7 +186,12 @@ class Upkeep:
             try:
                 await self._delete_stream(tombstone)
             except (NatslogError, OSError) as error:
-                logger.error("the files of deleted stream %s could not be removed yet: %s", tombstone.name, error)
+                logger.error(
+                    "the files of deleted stream %s could not be removed yet: %s",
+                    tombstone.name,
+                    error,
+                    extra=event("stream.files_not_removed", stream=tombstone.name),
+                )
 
     def _is_due(self, tombstone: Tombstone, now: float) -> bool:
         """By the time since it was seen here; time before this start counts by a clock that others confirm."""
@@ -199,7 +205,12 @@ class Upkeep:
 
     async def _delete_stream(self, tombstone: Tombstone) -> None:
         await self._hosting.delete_files(tombstone.id)
-        logger.info("stream %s (%s): the files of the deleted stream were removed", tombstone.name, tombstone.id)
+        logger.info(
+            "stream %s (%s): the files of the deleted stream were removed",
+            tombstone.name,
+            tombstone.id,
+            extra=event("stream.files_removed", stream=tombstone.name),
+        )
         await self._group.propose(DropTombstone(id=tombstone.id, broker=tombstone.broker))
 
 
@@ -271,7 +282,12 @@ def _tried(stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], bool
     try:
         return work(stream, log)
     except (NatslogError, OSError) as error:
-        logger.error("stream %s: maintenance failed and will be tried again: %s", stream.name, error)
+        logger.error(
+            "stream %s: maintenance failed and will be tried again: %s",
+            stream.name,
+            error,
+            extra=event("stream.maintenance_failed", stream=stream.name),
+        )
         return False
 
 
@@ -309,6 +325,7 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
             dropped,
             log.log_start_offset,
             format_timestamp_us(time_us),
+            extra=event("stream.retention", stream=stream.name, offset=log.log_start_offset, count=dropped),
         )
         stream.log_start_moved()
     return bool(dropped)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from natslog.ingest.batches import BatchBuilder
+from natslog.node.writes.latency import LatencyHistogram
 
 _BUILDERS_KEPT = 2
 
@@ -51,15 +52,22 @@ class IngestMemory:
 
 
 class IngestStats:
-    """Counters since the broker started; written by the event loop only."""
+    """Counters since the broker started; written by the event loop only. `ack_seconds`: of each commit that was
+    replicated, the time from its first message to the acks.
 
-    def __init__(self) -> None:
+    Args: `latency`: of the commits of all streams of the broker.
+    """
+
+    def __init__(self, latency: LatencyHistogram | None = None) -> None:
+        self.latency = latency or LatencyHistogram()
         self.received = 0
         self.received_bytes = 0
         self.committed = 0
         self.duplicates = 0
         self.commits = 0
         self.commit_seconds = 0.0
+        self.acked_commits = 0
+        self.ack_seconds = 0.0
         self.acks_unsent = 0
         self.unread_envelopes = 0
         self.runs = 0

@@ -43,6 +43,7 @@ from natslog.errors import (
 from natslog.ingest.staged_rows import BYTES_PER_ROW, RowRules, claimed_bytes, read_rows, regrouped
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
+from natslog.log_events import event
 from natslog.model import BrokerId, PartReceipt, StreamId
 from natslog.node.threads import Threads, in_thread, until_done
 from natslog.wire.row_hashes import content_digest, row_hashes, sum_digests
@@ -196,7 +197,12 @@ class Staging:
             if not path.with_suffix("").exists():
                 path.unlink()
         if self._batches:
-            logger.info("%s has parts of %d batches that can be committed", self._folder, len(self._batches))
+            logger.info(
+                "%s has parts of %d batches that can be committed",
+                self._folder,
+                len(self._batches),
+                extra=event("staging.restored", path=self._folder, count=len(self._batches)),
+            )
         return last + 1
 
     @property
@@ -341,7 +347,12 @@ class Staging:
         """The batches that were not touched for an hour."""
         since_s = time.monotonic() - _FORGET_AFTER_S
         for key in [key for key, batch in self._batches.items() if batch.touched_s < since_s]:
-            logger.warning("batch %d of %s was not committed here for an hour: its parts were deleted", key[2], key[1])
+            logger.warning(
+                "batch %d of %s was not committed here for an hour: its parts were deleted",
+                key[2],
+                key[1],
+                extra=event("staging.expired", producer=key[1], batch=key[2]),
+            )
             await self.drop(key)
 
     def close(self) -> None:
@@ -377,7 +388,9 @@ def _unlink(path: Path) -> None:
         path.unlink(missing_ok=True)
         _description_of(path).unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("the staged part %s could not be deleted: %s", path, error)
+        logger.warning(
+            "the staged part %s could not be deleted: %s", path, error, extra=event("staging.not_deleted", path=path)
+        )
 
 
 def _read_piece(path: Path, at: int) -> bytes:

@@ -29,13 +29,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from natslog import tracing
 from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.errors import ConditionFailed, InvalidRequest, NatslogError, Overloaded, ShuttingDown
@@ -54,13 +55,16 @@ from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_mess
 from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
 from natslog.ingest.unwanted import split_by_subject, split_by_text
 from natslog.log import RunLog
+from natslog.log_events import event
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
+from natslog.node.writes.commit_spans import CommitSpan
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.header_checks import feature_refusals, refusal_of
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
 from natslog.node.writes.last_of_subjects import LastOfSubjects
 from natslog.node.writes.stream_room import StreamRoom
+from natslog.request_ids import carried
 from natslog.subjects import MAX_SUBJECT_BYTES
 from natslog.wire.frames import Frames
 from natslog.wire.layout import REPLY_LEN, Survey
@@ -87,16 +91,18 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class _Gathering:
-    """A builder, and the bytes of frames that its rows came in."""
+    """A builder, the bytes of frames that its rows came in, and when the first of them came (monotonic)."""
 
     builder: BatchBuilder
     frame_bytes: int = 0
+    begun_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """The outcome of one builder's rows. All of them, including duplicates, are stored below `end_offset`, except those
-    that are refused (`unmet`): as acks, their answers wait until what they were compared with is committed.
+    that are refused (`unmet`): as acks, their answers wait until what they were compared with is committed. `begun_s`:
+    when the first row was received. `span`: None without tracing.
     """
 
     rows: int
@@ -107,6 +113,8 @@ class _Outcome:
     refusal: NatslogError | None = None
     end_offset: int = 0
     unmet: Sequence[Refusal] = ()
+    begun_s: float = 0.0
+    span: CommitSpan | None = None
 
     @property
     def stored(self) -> int:
@@ -120,6 +128,24 @@ class _Outcome:
         if isinstance(self.answers, memoryview):
             return _WAITING_BYTES + memoryview(self.answers.obj).nbytes
         return _WAITING_BYTES + len(self.answers or b"")
+
+    def end_span(self) -> None:
+        """The messages are committed, or refused."""
+        if self.span is None:
+            return
+        attributes: dict[str, int | float] = {
+            "messaging.batch.message_count": self.rows,
+            "natslog.stored_rows": 0 if self.refusal is not None else self.stored,
+            "natslog.bytes": self.frame_bytes,
+        }
+        if self.refusal is None:
+            attributes |= {"natslog.duplicates": self.duplicates, "natslog.append_seconds": self.seconds}
+            if self.stored:
+                attributes |= {
+                    "natslog.first_offset": self.end_offset - self.stored,
+                    "natslog.last_offset": self.end_offset - 1,
+                }
+        self.span.ended(attributes, self.refusal)
 
 
 class StreamIngest:
@@ -164,6 +190,7 @@ class StreamIngest:
         self.dedupe = DedupeWindow(log.settings.dedupe_window_s)
         self.room = StreamRoom(log)
         self._last_of_subjects = LastOfSubjects(log)
+        self._has_spans = tracing.is_on()
         self._sender = sender
         self._executor = executor
         self._memory = memory
@@ -247,7 +274,8 @@ class StreamIngest:
             frames, survey = wanted, survey_of(wanted)
         if not len(frames.rows):
             return
-        for received, is_unread in split_envelopes(frames, reads=reads_envelopes):
+        most_bytes = self.max_message_bytes
+        for received, is_unread in split_envelopes(frames, reads=reads_envelopes, max_message_bytes=most_bytes):
             match received:
                 case Frames():
                     self.stats.unread_envelopes += is_unread
@@ -407,8 +435,12 @@ class StreamIngest:
         if time.monotonic() - self._last_complaint >= _LOG_EVERY_S:
             self._last_complaint = time.monotonic()
             total = sum(self.stats.refused.values())
-            level = logging.INFO if isinstance(error, ConditionFailed) else logging.ERROR  # publishers expect it
-            logger.log(level, "stream %s: refused %d messages (%d in total): %s", self.name, rows, total, error.message)
+            what = ("stream %s: refused %d messages (%d in total): %s", self.name, rows, total, error.message)
+            if isinstance(error, ConditionFailed):  # publishers expect it
+                logger.info(*what, extra=event("stream.condition_failed", stream=self.name, count=rows))
+            else:
+                reason = reason or error.code
+                logger.error(*what, extra=event("stream.messages_refused", stream=self.name, count=rows, reason=reason))
 
     def _answer(self, protocol: bytes | memoryview, rows: int) -> None:
         if not self._sender.send_now(protocol):
@@ -422,6 +454,7 @@ class StreamIngest:
             self._count_refused(outcome.rows, outcome.refusal)
             if outcome.answers is not None:
                 self._answer(outcome.answers, outcome.rows)
+            outcome.end_span()
             return
         self.stats.commits += 1
         self.stats.commit_seconds += outcome.seconds
@@ -442,8 +475,13 @@ class StreamIngest:
             self._memory.give_back(outcome.held_bytes)
             self.stats.committed += outcome.stored
             self.stats.duplicates += outcome.duplicates
+            seconds = time.monotonic() - outcome.begun_s
+            self.stats.acked_commits += 1
+            self.stats.ack_seconds += seconds
+            self.stats.latency.observe(seconds)
             if outcome.answers is not None:
                 self._answer(outcome.answers, outcome.rows)
+            outcome.end_span()
 
     def change_window(self, window_s: float) -> None:
         """Another deduplication window; the writer rebuilds it between two commits."""
@@ -466,7 +504,7 @@ class StreamIngest:
         with self._lock:
             if self._closing:
                 raise ShuttingDown("the broker is shutting down, or is no longer the leader: repeat the request")
-            self._errands.append(errand)
+            self._errands.append(carried(errand))
             self._ensure_turn()
 
     def _ensure_turn(self) -> None:
@@ -543,7 +581,10 @@ class StreamIngest:
         self.dedupe, damage = rebuilt_dedupe(window_s, self.log)
         if damage is not None:
             logger.error(
-                "stream %s: deduplication uses only the readable part of the log: %s", self.name, damage.message
+                "stream %s: deduplication uses only the readable part of the log: %s",
+                self.name,
+                damage.message,
+                extra=event("stream.dedupe_partial", stream=self.name),
             )
 
     def _roll(self) -> None:
@@ -552,12 +593,19 @@ class StreamIngest:
         try:
             self.log.roll()
         except NatslogError as error:
-            logger.error("stream %s: the active segment could not be rolled: %s", self.name, error.message)
+            logger.error(
+                "stream %s: the active segment could not be rolled: %s",
+                self.name,
+                error.message,
+                extra=event("stream.roll_failed", stream=self.name, reason=error.code),
+            )
 
     def _commit(self, gathering: _Gathering, finish: Callable[[_Outcome], None]) -> None:
         outcome = self._outcome_of(gathering)
-        self._memory.take_back(gathering.builder)
         finish(outcome)
+        if outcome.span is not None:
+            outcome.span.find_contexts()
+        self._memory.take_back(gathering.builder)
 
     def _outcome_of(self, gathering: _Gathering) -> _Outcome:
         if self._abandoned:
@@ -571,6 +619,7 @@ class StreamIngest:
             )
         batch, started = gathering.builder.taken(), time.perf_counter()
         rows, frame_bytes = batch.rows.rows, gathering.frame_bytes
+        span = self._span_of(batch, gathering.begun_s) if self._has_spans else None
         answers: bytes | memoryview | None = None
         try:
             if (refusal := self._refusal()) is not None:
@@ -579,13 +628,28 @@ class StreamIngest:
         except NatslogError as error:
             if batch.replies is not None:
                 answers = self._refusals(batch, batch.replies, error)
-            return _Outcome(rows, 0, frame_bytes, 0.0, answers, error)
+            return _Outcome(rows, 0, frame_bytes, 0.0, answers, error, span=span)
         seconds = time.perf_counter() - started
         self._usual_s += (seconds - self._usual_s) / 8
         if batch.replies is not None:
             answers = self._answers(batch, batch.replies, offsets, duplicate, unmet)
         repeated = 0 if duplicate is None else int(duplicate.sum())
-        return _Outcome(rows, repeated, frame_bytes, seconds, answers, end_offset=self.log.log_end_offset, unmet=unmet)
+        end_offset, begun_s = self.log.log_end_offset, gathering.begun_s
+        return _Outcome(
+            rows,
+            repeated,
+            frame_bytes,
+            seconds,
+            answers,
+            end_offset=end_offset,
+            unmet=unmet,
+            begun_s=begun_s,
+            span=span,
+        )
+
+    def _span_of(self, batch: Batch, begun_s: float) -> CommitSpan:
+        ago_ns = int((time.monotonic() - begun_s) * 1e9)
+        return CommitSpan(self.name, batch.rows, time.time_ns() - ago_ns)
 
     def _answers(
         self, batch: Batch, replies: Texts, offsets: Offsets, duplicate: Marks | None, unmet: Sequence[Refusal]

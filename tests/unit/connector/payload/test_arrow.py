@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.arrow_rows import ArrowDecoder
 from pyspark_natslog.payload.ddl import parse_ddl
-from pyspark_natslog.payload.rows import Payloads
 
 
 def stream(*batches: Any) -> bytes:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from natslog.arrow.payloads import Payloads
 from natslog.errors import InvalidRequest
 from pyspark_natslog.payload.avro_rows import MAGIC, AvroDecoder
 from pyspark_natslog.payload.avro_schema import canonical_form, fingerprint, parse_avro
-from pyspark_natslog.payload.rows import Payloads
 
 
 def record(*fields: tuple[str, Any]) -> dict[str, Any]:
@@ -176,6 +176,7 @@ def test_cut_or_longer_datum_is_malformed_and_its_neighbours_are_not(case: Any, 
     assert same(expected, found)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_decoded_as_fastavro_does_or_refused(payload: bytes) -> None:

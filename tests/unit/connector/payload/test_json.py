@@ -38,9 +38,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_rows import JsonDecoder
-from pyspark_natslog.payload.rows import Payloads
 
 
 def decode(schema: StructType, payloads: list[bytes]) -> tuple[list[dict[str, Any]], list[str | None]]:
@@ -311,6 +311,7 @@ def test_every_decimal_is_rounded_half_up_or_refused(numbers: list[Decimal]) -> 
 # ---- single cases ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "days"),
     [

@@ -28,10 +28,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_arrow import ArrowJson, pj, supports
 from pyspark_natslog.payload.json_rows import JsonDecoder
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 from tests.spark.test_payload import CASES
 
 SCALARS: list[DataType] = [

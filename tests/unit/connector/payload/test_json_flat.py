@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, DataType, FloatType, StringType, StructField, StructType
 
+from natslog.arrow.payloads import Payloads
 from pyspark_natslog.payload import json_paths
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_flat import FlatJson, supports
 from pyspark_natslog.payload.json_paths import JsonPaths
 from pyspark_natslog.payload.json_rows import JsonDecoder
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 from tests.bench.json_decoding import FLAT, flat_order
 from tests.spark.test_payload import CASES
 from tests.unit.connector.payload.test_json_arrow import (
@@ -88,12 +89,14 @@ def hostile(draw: st.DrawFn) -> tuple[StructType, list[bytes]]:
     return schema, draw(st.lists(rows, min_size=1, max_size=3))
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(written())
 def test_valid_payloads_equal_the_references_or_are_refused(case: tuple[StructType, list[bytes]]) -> None:
     decoded(*case)
 
 
+@pytest.mark.long
 @settings(max_examples=500, deadline=None)
 @given(hostile())
 def test_hostile_payloads_equal_the_references_or_are_refused(case: tuple[StructType, list[bytes]]) -> None:

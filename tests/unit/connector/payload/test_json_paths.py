@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from natslog.arrow.payloads import Payloads
 from natslog.errors import MalformedPayload
 from pyspark_natslog.payload import decoding
 from pyspark_natslog.payload.ddl import parse_ddl
@@ -19,7 +20,7 @@ from pyspark_natslog.payload.decoding import Shaper
 from pyspark_natslog.payload.json_arrow import ArrowJson
 from pyspark_natslog.payload.json_paths import JsonPaths
 from pyspark_natslog.payload.json_rows import JsonDecoder
-from pyspark_natslog.payload.rows import Decoded, Payloads
+from pyspark_natslog.payload.rows import Decoded
 from tests.unit.connector.payload.test_payload_column import parse, stored
 
 ROOT = Path(__file__).parents[4]

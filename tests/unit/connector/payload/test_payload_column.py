@@ -199,12 +199,12 @@ TYPED = {"payloadFormat": "json", "payloadSchema": "id INT"}
         ),
         (
             {"payloadColumn": "payload"},
-            "option payloadColumn requires payloadFormat json, avro or arrow, and payloadFormat is binary by default: "
-            "set payloadFormat, or remove payloadColumn",
+            "option payloadColumn requires payloadFormat json, avro, arrow or protobuf, and payloadFormat is binary by "
+            "default: set payloadFormat, or remove payloadColumn",
         ),
         (
             {"payloadFormat": "string", "payloadColumn": "payload"},
-            "requires payloadFormat json, avro or arrow, and payloadFormat is string: set",
+            "requires payloadFormat json, avro, arrow or protobuf, and payloadFormat is string: set",
         ),
         ({**TYPED, "payloadColumn": ""}, "payloadColumn is empty: give the column a name"),
         ({**TYPED, "payloadColumn": "Offset"}, "payloadColumn: natslog has a column 'offset' of its own"),

@@ -91,6 +91,7 @@ def test_restarted_query_ignores_a_leader_that_is_older_than_its_checkpoint(
     assert reader.latestOffset(moved, ReadAllAvailable()) == moved
 
 
+@pytest.mark.long
 def test_repeated_batch_that_ends_in_a_newer_epoch_ignores_the_older_leader(serve: Callable[[Answers], str]) -> None:
     """The first call after a restart is for a batch whose positions have different epochs."""
     broker = leader(1, STALE)

@@ -140,6 +140,7 @@ def test_broker_that_joins_while_it_says_hello_says_it_again(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_address_that_is_not_the_brokers_is_refused_and_peer_urls_allow_it(tmp_path: Path) -> None:
     async def main() -> None:
         port = free_port()

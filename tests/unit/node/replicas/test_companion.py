@@ -125,6 +125,7 @@ def test_unanswered_record_of_a_former_leader_is_cut(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+@pytest.mark.long
 def test_follower_that_was_away_joins_with_both_logs(tmp_path: Path) -> None:
     async def story(trio: Trio) -> None:
         leader = await trio.led(1)
@@ -163,6 +164,7 @@ def test_follower_that_was_restarted_serves_when_it_was_given_all_that_it_has(tm
     run(tmp_path, story)
 
 
+@pytest.mark.long
 def test_follower_that_copies_nothing_of_an_empty_snapshot_serves_and_leads(tmp_path: Path) -> None:
     """The records were of messages that are below the log start by now."""
 

@@ -73,6 +73,7 @@ def some_messages(chance: random.Random, count: int, about: int) -> list[Message
     return messages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_commits_answer_as_a_stream_that_takes_one_message_at_a_time(log_folder: Path, seed: int) -> None:
     chance, model = random.Random(seed), Model()

@@ -1,0 +1,40 @@
+"""Files of secrets, and the certificate of the HTTP port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from natslog.diagnosis.examined import Examined, SecretFacts
+from natslog.diagnosis.outcomes import Outcome, ok, problem, warning
+
+_DAY_S = 24 * 3600.0
+_EXPIRES_SOON_DAYS = 14
+
+
+def files(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
+    for name, why in facts.problems.items():
+        yield problem("security.files", f"{name}: {why}", "Correct what the message names.", file=name)
+    if facts.used and not facts.problems:
+        yield ok("security.files", f"{facts.used} kinds of secrets: their files are readable, and private")
+
+
+def certificate(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
+    if facts.certificate_expires_s is None:
+        return
+    days = (facts.certificate_expires_s - examined.now_s) / _DAY_S
+    if days < 0:
+        yield problem(
+            "security.certificate",
+            f"the TLS certificate of this broker has expired {-days:.0f} days ago",
+            "Replace the file (natslog tls init makes one); the broker loads it within 2 s.",
+            days=round(days, 1),
+        )
+    elif days < _EXPIRES_SOON_DAYS:
+        yield warning(
+            "security.certificate",
+            f"the TLS certificate of this broker expires in {days:.1f} days",
+            "Replace the file (natslog tls init makes one); the broker loads it within 2 s.",
+            days=round(days, 1),
+        )
+    else:
+        yield ok("security.certificate", f"it expires in {days:.0f} days", days=round(days, 1))

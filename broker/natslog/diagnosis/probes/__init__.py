@@ -1,0 +1,1 @@
+"""Functions that collect facts. Each may hang or fail: `natslog.diagnosis.isolation` executes them."""

@@ -1,0 +1,120 @@
+package natslog;
+
+import java.io.EOFException;
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.SocketTimeoutException;
+import java.util.function.Consumer;
+
+/**
+ * The body of a response, read from the connection in the thread that wants it. A read that gets nothing for the time
+ * limit fails; an interrupt ends it at once. Where the body was read to its end, the connection can be used again.
+ */
+final class Body extends InputStream {
+  /** Of `length`: parts with a length each, or all until the connection is closed. */
+  static final long IN_CHUNKS = -1;
+
+  static final long UNTIL_CLOSED = -2;
+
+  private static final int MOST_CHUNK_DIGITS = 15;
+
+  private final Connection connection;
+  private final int timeoutMs;
+  private final Consumer<Connection> atEnd;
+  private final long length;
+  private long left; // of the body, or of the chunk
+  private boolean isBehindChunk;
+  private boolean hasEnded;
+
+  /** @param atEnd gets the connection when the body has been read to its end */
+  Body(Connection connection, long length, double timeoutS, Consumer<Connection> atEnd) {
+    this.connection = connection;
+    this.length = length;
+    this.left = Math.max(0, length);
+    this.timeoutMs = (int) Math.max(1, Math.min(Integer.MAX_VALUE, 1000 * timeoutS));
+    this.atEnd = atEnd;
+    if (length == 0) {
+      end();
+    }
+  }
+
+  @Override
+  public int read() throws IOException {
+    byte[] one = new byte[1];
+    return read(one, 0, 1) < 0 ? -1 : one[0] & 0xff;
+  }
+
+  @Override
+  public int read(byte[] into, int offset, int count) throws IOException {
+    if (count == 0) {
+      return 0;
+    }
+    if (hasEnded) {
+      return -1;
+    }
+    try {
+      if (length == IN_CHUNKS && left == 0 && !hasChunk()) {
+        end();
+        return -1;
+      }
+      int most = length == UNTIL_CLOSED ? count : (int) Math.min(count, left);
+      int more = connection.read(into, offset, most, timeoutMs);
+      if (more < 0) {
+        if (length != UNTIL_CLOSED) {
+          throw new EOFException("the broker closed the connection");
+        }
+        close();
+        return -1;
+      }
+      left -= more;
+      if (left == 0 && length > 0) {
+        end();
+      }
+      return more;
+    } catch (IOException error) {
+      close();
+      if (Thread.currentThread().isInterrupted()) {
+        throw Broker.interrupted();
+      }
+      throw error instanceof SocketTimeoutException
+          ? new IOException("the broker sent nothing for " + timeoutMs / 1000 + " s", error)
+          : new IOException("the response ended early: " + error.getMessage(), error);
+    }
+  }
+
+  /** Reads the line before a chunk; false where it was the last one. */
+  private boolean hasChunk() throws IOException {
+    long untilNs = System.nanoTime() + 1_000_000L * timeoutMs;
+    if (isBehindChunk && !connection.line(untilNs).isEmpty()) {
+      throw new IOException("a chunk is longer than its length");
+    }
+    isBehindChunk = true;
+    String size = connection.line(untilNs).split(";", 2)[0].strip();
+    if (!size.matches("[0-9a-fA-F]{1," + MOST_CHUNK_DIGITS + "}")) {
+      throw new IOException("a chunk has no length");
+    }
+    left = Long.parseLong(size, 16);
+    if (left == 0) {
+      for (int lines = 0; !connection.line(untilNs).isEmpty(); lines++) {
+        if (lines == Http.MOST_HEADERS) {
+          throw new IOException("it has too many trailers");
+        }
+      }
+    }
+    return left > 0;
+  }
+
+  private void end() {
+    hasEnded = true;
+    atEnd.accept(connection);
+  }
+
+  /** What was not read is dropped, with the connection. */
+  @Override
+  public void close() {
+    if (!hasEnded) {
+      hasEnded = true;
+      connection.close();
+    }
+  }
+}

@@ -1,0 +1,60 @@
+"""Puts into the wheel what is made here: the columnar reader for Spark, if there is a JDK, and the libraries of the
+console, if there is npm.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_JAR_LATER = "NATSLOG_JAR_LATER"
+"""Set by `make install`, which builds the jar against the PySpark that it has just installed."""
+
+
+def _builder(folder: str = "connector/jvm") -> ModuleType:
+    path = Path(__file__).parent / folder / "build.py"
+    spec = importlib.util.spec_from_file_location(f"natslog_{path.parent.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class JarHook(BuildHookInterface[Any]):
+    PLUGIN_NAME = "custom"
+
+    def _is_wanted(self) -> bool:
+        builder = _builder()
+        has_jdk = builder.tool("javac") is not None and builder.tool("jar") is not None
+        return has_jdk and not builder.is_current(builder.TARGET) and _JAR_LATER not in os.environ
+
+    def dependencies(self) -> list[str]:
+        return ["pyspark>=4.2"] if self._is_wanted() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._add_jar(build_data)
+        self._add_console(build_data)
+
+    def _add_console(self, build_data: dict[str, Any]) -> None:
+        builder = _builder("console")
+        if not builder.is_current() and _JAR_LATER not in os.environ and builder.npm() is not None:
+            builder.build()
+        if builder.is_current():
+            build_data["artifacts"].append(f"{builder.TARGET.relative_to(self.root)}/*")
+        elif _JAR_LATER not in os.environ:
+            self.app.display_warning("no npm was found: the wheel has no console in the browser")
+
+    def _add_jar(self, build_data: dict[str, Any]) -> None:
+        builder = _builder()
+        if self._is_wanted():
+            builder.build(builder.TARGET)
+        if builder.TARGET.is_file():
+            build_data["artifacts"].append(str(builder.TARGET.relative_to(self.root)))
+        elif _JAR_LATER not in os.environ:
+            self.app.display_warning("no JDK was found: the wheel has no columnar reader for Spark (natslog-spark.jar)")

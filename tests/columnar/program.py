@@ -1,0 +1,85 @@
+"""A query in a Spark of its own, which the tests end and start again with another reader, or with another Spark.
+
+    python program.py read URL STREAM                      prints rows, sum of offsets, sum of the lengths of values
+    python program.py drain URL STREAM FOLDER ROWS [MOST]  appends to Parquet files until the end is reached, ROWS a
+                                                           batch; ends after MOST batches
+    python program.py write URL STREAM                     writes through the sink
+    python program.py typed URL STREAM                     reads JSON
+
+The environment variable `JAR` is given to Spark as `spark.jars`; `MASTER` is the master, and `REMOTE` that of a server
+of Spark Connect; `SETTINGS` are further ones of Spark (`name=value`, separated by blanks). Nothing of natslog is
+imported: Sparks older than 4.2 run this, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+
+def main() -> None:
+    how, url, stream, *rest = sys.argv[1:]
+    remote, master = os.environ.get("REMOTE"), os.environ.get("MASTER", "local[2]")
+    builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder.master(master)
+    builder = (
+        builder.config("spark.jars", os.environ.get("JAR", ""))
+        .config("spark.executor.memory", "600m")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+    )
+    for setting in os.environ.get("SETTINGS", "").split():
+        builder = builder.config(*setting.split("=", 1))
+    spark = builder.getOrCreate()
+    if not remote:
+        spark.sparkContext.setLogLevel("OFF")
+    options = {"servers": url, "stream": stream}
+    match how:
+        case "read":
+            read = spark.read.format("natslog").options(**options, includeHeaders="true").load()
+            columns = ("count(*)", "sum(offset)", "sum(length(value))", "count(headers)", "count(distinct subject)")
+            where = "" if remote else "JVM" if is_in_jvm(read) else "Python"
+            print(*read.selectExpr(*columns).collect()[0], spark.version, where)
+        case "drain":
+            drain(spark, options, *rest)
+        case "write":
+            spark.range(3).selectExpr("cast(id as string) value").write.format("natslog").mode("append").save()
+        case "typed":
+            spark.read.format("natslog").options(**options, payloadFormat="json", payloadSchema="a int").load().show()
+    spark.stop()
+
+
+def is_in_jvm(read: DataFrame) -> bool:
+    """Whether the plan reads columns in the JVM: then no Python process is in it."""
+    plan: Any = read._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    return "BatchScan natslog" in plan and "ColumnarToRow" in plan
+
+
+def drain(spark: SparkSession, options: dict[str, str], folder: str, rows: str, most: str = "1000000") -> None:
+    read = spark.readStream.format("natslog").options(**options, maxOffsetsPerTrigger=rows).load()
+    done = 0
+
+    def append(batch: DataFrame, number: int) -> None:
+        nonlocal done
+        batch.write.mode("overwrite").parquet(f"{folder}/rows/batch={number}")
+        done += 1
+        if done == int(most):
+            os._exit(7)  # before Spark has noted that the batch is complete
+
+    query = (
+        read.writeStream.foreachBatch(append)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    print(spark.read.parquet(f"{folder}/rows").selectExpr("count(*)", "count(distinct offset)").collect()[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Sign-in for browsers: the cookie, the header that changes need, and requests of pages of other sites."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import BrokerProcess, eventually, running
+
+
+class Browser:
+    """Keeps the cookie as one does."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker, self.cookie, self.csrf = broker, "", ""
+        self.set_cookie = ""
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        given = {"Cookie": self.cookie} if self.cookie else {}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self._broker.http_port, timeout=20)
+        connection.request(method, path, None if body is None else json.dumps(body), given)
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        if answer.getheader("Set-Cookie"):
+            self.set_cookie = str(answer.getheader("Set-Cookie"))
+            morsel = next(iter(SimpleCookie(self.set_cookie).values()))
+            self.cookie = f"{morsel.key}={morsel.value}" if morsel.value else ""
+        return answer.status, json.loads(data) if data else None
+
+    def sign_in(self, token: str) -> int:
+        status, found = self.ask("POST", "/v1/session", {"token": token})
+        self.csrf = found.get("csrf", "")
+        return status
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, str]]:
+    with running(tmp_path_factory.mktemp("sessions"), environment={"NATSLOG_SECURITY": "true"}) as (_, broker):
+
+        def printed() -> list[str]:
+            return [line for line in broker.output().splitlines() if line.startswith("nlt_")]
+
+        yield broker, eventually(printed, what="the token of the administrator is printed")[0]
+
+
+@pytest.fixture
+def browser(secured: tuple[BrokerProcess, str]) -> Browser:
+    return Browser(secured[0])
+
+
+@pytest.fixture
+def token(secured: tuple[BrokerProcess, str]) -> str:
+    return secured[1]
+
+
+def test_cookie_stands_for_the_token_until_signing_out(browser: Browser, token: str) -> None:
+    assert browser.ask("GET", "/v1/session")[1]["needs_token"]
+    assert browser.ask("GET", "/v1/cluster")[0] == 401
+    assert browser.sign_in(token) == 201
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in browser.set_cookie.split(";")}
+    assert token not in browser.set_cookie
+    assert browser.ask("GET", "/v1/cluster")[0] == 200
+    state = browser.ask("GET", "/v1/session")[1]
+    assert (state["needs_token"], state["identity"], state["may_administer"]) == (False, "admin", True)
+    assert state["csrf"] == browser.csrf
+    stolen = Browser(browser._broker)
+    stolen.cookie = browser.cookie
+    assert stolen.ask("GET", "/v1/cluster")[0] == 200
+    assert browser.ask("DELETE", "/v1/session", Natslog_Csrf=browser.csrf)[0] == 204
+    assert browser.cookie == ""
+    assert stolen.ask("GET", "/v1/cluster")[0] == 401, "signing out ends the session, not only the cookie"
+
+
+def test_signing_out_ends_what_is_in_progress(browser: Browser, token: str) -> None:
+    assert browser.sign_in(token) == 201
+    connection = http.client.HTTPConnection("127.0.0.1", browser._broker.http_port, timeout=20)
+    connection.request("GET", "/v1/live", headers={"Cookie": browser.cookie})
+    events = connection.getresponse()
+    assert events.status == 200
+    assert events.readline()
+    assert browser.ask("DELETE", "/v1/session", Natslog_Csrf=browser.csrf)[0] == 204
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        events.read()
+    connection.close()
+
+
+def test_a_change_with_the_cookie_needs_the_header(browser: Browser, token: str) -> None:
+    browser.sign_in(token)
+    body = {"name": "changed", "subject": "changed"}
+    for headers in ({}, {"Natslog_Csrf": "x"}, {"Natslog_Csrf": browser.csrf + "x"}):
+        status, error = browser.ask("POST", "/v1/streams", body, **headers)
+        assert (status, error["error"]["code"]) == (403, "forbidden")
+    assert browser.ask("GET", "/v1/streams/changed")[0] == 404
+    assert browser.ask("POST", "/v1/streams", body, Natslog_Csrf=browser.csrf)[0] == 201
+    assert browser.ask("DELETE", "/v1/streams/changed")[0] == 403
+    other = Browser(browser._broker)
+    other.sign_in(token)
+    assert browser.ask("DELETE", "/v1/streams/changed", Natslog_Csrf=other.csrf)[0] == 403, "of another session"
+    assert browser.ask("DELETE", "/v1/streams/changed", Natslog_Csrf=browser.csrf)[0] == 204
+
+
+def test_a_given_token_counts_more_than_the_cookie(browser: Browser, token: str) -> None:
+    browser.sign_in(token)
+    status, created = browser.ask("POST", "/v1/tokens", {"identity": "nobody"}, Natslog_Csrf=browser.csrf)
+    assert status == 201
+    assert browser.ask("GET", "/metrics", Authorization=f"Bearer {created['token']}")[0] == 403
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "nlt_000000000000_" + "A" * 43, "nlt_ü", "a\nb"])
+def test_wrong_tokens_begin_no_session(browser: Browser, wrong: str) -> None:
+    assert browser.ask("POST", "/v1/session", {"token": wrong})[0] == 401
+    assert browser.cookie == ""
+
+
+@pytest.mark.parametrize("body", [{}, {"token": 5}, {"token": "a", "more": 1}, [], "text"])
+def test_what_is_no_sign_in_is_refused(browser: Browser, body: Any) -> None:
+    assert browser.ask("POST", "/v1/session", body)[0] == 400
+
+
+def test_revoked_token_ends_its_sessions(browser: Browser, token: str) -> None:
+    admin = {"Authorization": f"Bearer {token}"}
+    _, created = browser.ask("POST", "/v1/tokens", {"identity": "admin2"}, **admin)
+    assert browser.sign_in(created["token"]) == 201
+    assert browser.ask("GET", "/v1/whoami")[0] in (200, 403)
+    browser.ask("DELETE", f"/v1/tokens/{created['id']}", **admin)
+    assert browser.ask("GET", "/v1/whoami")[0] == 401
+
+
+def test_the_token_is_in_no_log(secured: tuple[BrokerProcess, str], browser: Browser) -> None:
+    broker, token = secured
+    browser.sign_in(token)
+    secret = token.split("_")[-1]
+    assert broker.output().count(secret) == 1, "where the first start printed it"
+
+
+def test_one_identity_does_not_end_the_sessions_of_others(browser: Browser, token: str) -> None:
+    browser.sign_in(token)
+    admin = {"Authorization": f"Bearer {token}"}
+    _, created = browser.ask("POST", "/v1/tokens", {"identity": "many"}, **admin)
+    others = [Browser(browser._broker) for _ in range(12)]
+    assert {one.sign_in(created["token"]) for one in others} == {201}
+    assert browser.ask("GET", "/v1/cluster")[0] == 200
+    assert [one.ask("GET", "/v1/session")[1]["needs_token"] for one in others] == [True] * 2 + [False] * 10
+
+
+def test_signing_in_again_ends_the_session_before(browser: Browser, token: str) -> None:
+    browser.sign_in(token)
+    former = Browser(browser._broker)
+    former.cookie = browser.cookie
+    assert browser.sign_in(token) == 201, "without the value for changes, which another tab may lack"
+    assert former.ask("GET", "/v1/cluster")[0] == 401
+    assert browser.ask("GET", "/v1/cluster")[0] == 200
+
+
+def test_without_security_browsers_must_use_a_name_of_the_broker(tmp_path: Path) -> None:
+    """A page of another site whose name was made to point here could read and change everything (DNS rebinding)."""
+    with running(tmp_path / "data") as (_, broker):
+        port, program = broker.http_port, Browser(broker)
+        evil = {"Host": f"evil.example:{port}"}
+        agent = {"User_Agent": "Mozilla/5.0"}
+        own = (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"{socket.gethostname()}:{port}")
+        for browser in (agent, {"Accept_Language": "en"}, {"Origin": f"http://evil.example:{port}"}):
+            assert program.ask("GET", "/v1/streams", **(evil | browser))[0] == 403
+            assert program.ask("POST", "/v1/streams", {"name": "a", "subject": "a"}, **(evil | browser))[0] == 403
+        for host in own:
+            assert program.ask("GET", "/v1/streams", Host=host, **agent)[0] == 200
+        for headers in ({}, {"Accept_Language": "*", "User_Agent": "node", "Sec_Fetch_Mode": "cors"}):
+            assert program.ask("GET", "/v1/streams", **evil, **headers)[0] == 200, "programs may use any name"
+
+
+def test_pages_of_other_sites_change_nothing(browser: Browser, token: str) -> None:
+    """Also where no credentials are needed, a page that a user of this machine opens must not be able to."""
+    host = f"127.0.0.1:{browser._broker.http_port}"
+    admin = {"Authorization": f"Bearer {token}"}
+    body = {"name": "crossed", "subject": "crossed"}
+    for origin in ("https://example.com", "http://127.0.0.1:1", "null", f"https://{host}"):
+        status, error = browser.ask("POST", "/v1/streams", body, Origin=origin, **admin)
+        assert (status, "not a page of this broker" in error["error"]["message"]) == (403, True)
+    assert browser.ask("GET", "/v1/streams", Origin="https://example.com", **admin)[0] == 200
+    assert browser.ask("POST", "/v1/streams", body, Origin=f"http://{host}", **admin)[0] == 201
+    assert browser.ask("DELETE", "/v1/streams/crossed", **admin)[0] == 204, "programs state no origin"

@@ -1,0 +1,66 @@
+"""A JVM of Spark starts in half the time: what the phases set before they run tests that start many of them.
+
+    python -m tests.spark_start FOLDER      runs a small session, and writes the archive of its classes
+
+Theory of operation. Most JVMs of the tests live for seconds, so they need neither the second compiler nor a parallel
+collector, and the JVM maps classes from an archive (CDS) instead of reading them from hundreds of jars. Spark takes the
+options from variables, and prints nothing about them. (A folder of settings would be in the class path, where CDS
+allows none.) A JVM that does not fit the archive, because it has another version or class path, ignores it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_WITHIN_S = 120.0
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def quick_sparks(folder: Path) -> dict[str, str]:
+    """Variables for all processes that start Spark. Makes the archive, where there is none."""
+    archive = folder / "spark.jsa"
+    folder.mkdir(exist_ok=True)
+    if not archive.exists():
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.spark_start", str(archive)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_WITHIN_S,
+        )
+        if not archive.exists():
+            print(f"no archive of Spark's classes, so that Spark starts slower: {done.stderr[-500:]}", file=sys.stderr)
+    options = f"{_QUICK} -XX:SharedArchiveFile={archive} -Xlog:disable"
+    return {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": _QUICK, "SPARK_DAEMON_JAVA_OPTS": _QUICK}
+
+
+def _write(archive: Path) -> None:
+    """Does a little of what tests do: the archive has the classes that were loaded."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    options = f"{_QUICK} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off"  # among hundreds of lines, nothing of use
+    builder = SparkSession.builder.master("local[2]").config("spark.driver.extraJavaOptions", options)
+    spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    place = archive.parent / "spark-start"
+    numbers = spark.range(100).selectExpr("id", "cast(id % 3 AS string) AS key")
+    numbers.write.mode("overwrite").parquet(str(place / "in"))
+    rows = spark.read.parquet(str(place / "in"))
+    rows.groupBy("key").count().orderBy("key").collect()
+    stream = spark.readStream.schema(rows.schema).parquet(str(place / "in"))
+    writer = stream.writeStream.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True)
+    writer.start(format="parquet", path=str(place / "out")).awaitTermination()
+    gateway = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends, and writes the archive
+    gateway.proc.wait(_WITHIN_S)
+    shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    _write(Path(sys.argv[1]).resolve())

@@ -1,0 +1,150 @@
+"""A consumer at the leader of its stream: a request is served from what was read before, unless it must not be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from natslog.jetstream.consumers.config import ConsumerConfig
+from natslog.jetstream.consumers.machine import Consumer
+from natslog.jetstream.consumers.served import ServedConsumer
+from natslog.jetstream.consumers.state import ConsumerRecord
+from natslog.log import ReplicaLog
+from tests.conftest import open_log, rows
+
+NOW_US = 1_790_000_000_000_000
+
+
+class Leaf:
+    """A leafnode connection that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.is_up = self.is_writable = True
+        self.max_payload_bytes = 1 << 20
+        self.sent: list[bytes] = []
+        self.interest = SimpleNamespace(has=lambda *_: True, groups=lambda _: frozenset[str]())
+
+    def send_now(self, protocol: bytes | memoryview) -> bool:
+        self.sent.append(bytes(protocol))
+        return True
+
+    async def drain(self) -> None:
+        """Nothing is unsent."""
+
+    @property
+    def delivered(self) -> int:
+        return sum(frames.count(b"LMSG ") for frames in self.sent)
+
+
+class Owner:
+    """Of one consumer. `may_deliver`: whether the broker has a metadata session."""
+
+    def __init__(self, log: ReplicaLog, readers: ThreadPoolExecutor) -> None:
+        self.stream: Any = SimpleNamespace(name="A", usable_log=lambda: log)
+        self.leaf: Any = Leaf()
+        self.readers = readers
+        self.may_deliver = True
+        self.spawned = 0
+
+    def now_us(self) -> int:
+        return 1
+
+    def changed(self, served: ServedConsumer) -> None:
+        """There is nothing that stores it."""
+
+    def note_window(self, served: ServedConsumer) -> None:
+        """It is kept."""
+
+    def answer_when_stored(self, served: ServedConsumer, reply: str) -> None:
+        raise AssertionError("there are no acks")
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self.spawned += 1
+        return asyncio.create_task(work, name=name)
+
+    def advise(self, kind: str, served: ServedConsumer, **facts: Any) -> None:
+        raise AssertionError("there is nothing to state")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def served_from(folder: Path, story: Callable[[ServedConsumer, Owner], Coroutine[Any, Any, None]]) -> None:
+    """A pull consumer of ten messages."""
+    log = open_log(folder)
+    log.append(rows([b"%d" % number for number in range(10)]), NOW_US)
+    config = ConsumerConfig(durable_name="C", ack_policy="explicit", max_waiting=512)
+    record = ConsumerRecord(created_us=NOW_US, config=config, start=1, resume=1)
+
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as readers:
+            owner = Owner(log, readers)
+            machine = Consumer("C", config, 1, has_interest=lambda _: True)
+            machine.begin(1, 10)
+            served = ServedConsumer(owner, "C", "id", record, machine)
+            served.begin()
+            await story(served, owner)
+            served.close("409 Consumer Deleted")
+            await served.closed()
+
+    asyncio.run(run())
+    log.close()
+
+
+def pull(served: ServedConsumer, batch: int = 1) -> None:
+    """As it comes over the connection of the stream."""
+    served.pull("reply", b"%d" % batch)
+    served.wake()
+
+
+def test_request_is_answered_in_the_same_turn_from_what_was_read(tmp_path: Path) -> None:
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        pull(served)
+        await until(lambda: owner.leaf.delivered == 1)
+        await until(lambda: served._pump is None)
+        spawned = owner.spawned
+        pull(served, 3)
+        assert owner.leaf.delivered == 4, "before any task runs"
+        assert owner.spawned == spawned
+
+    served_from(tmp_path, story)
+
+
+def test_broker_without_a_session_delivers_nothing_of_what_was_read(tmp_path: Path) -> None:
+    """Another broker may lead the stream by now, and the messages may be acked there."""
+
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        pull(served)
+        await until(lambda: owner.leaf.delivered == 1)
+        await until(lambda: served._pump is None)
+        owner.may_deliver = False
+        pull(served)
+        await until(lambda: served._pump is None)
+        assert owner.leaf.delivered == 1
+        owner.may_deliver = True
+        served.wake()
+        await until(lambda: owner.leaf.delivered == 2)
+
+    served_from(tmp_path, story)
+
+
+def test_request_waits_while_the_server_accepts_less_than_is_sent(tmp_path: Path) -> None:
+    """The pump waits for the server after what it sends."""
+
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        pull(served)
+        await until(lambda: owner.leaf.delivered == 1)
+        await until(lambda: served._pump is None)
+        owner.leaf.is_writable = False
+        pull(served)
+        assert owner.leaf.delivered == 1, "not in the same turn"
+        await until(lambda: owner.leaf.delivered == 2)
+
+    served_from(tmp_path, story)

@@ -1,0 +1,84 @@
+"""The history of lags: what is noted of consumers, and how many are looked up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from natslog.node import lag_history
+from natslog.node.lag_history import LagHistory
+
+
+class _Lags:
+    """Of each offset: 10 bytes and half a second for each message below 100."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[int]] = {}
+
+    async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
+        self.asked = {name: list(offsets) for name, offsets in positions.items()}
+        return {
+            name: [{"bytes": 10 * (100 - offset), "seconds": (100 - offset) / 2} for offset in offsets]
+            for name, offsets in positions.items()
+        }
+
+
+def history_of(lags: _Lags, cursors: list[SimpleNamespace]) -> LagHistory:
+    """Of a broker that leads the stream `s`, of which 100 messages are committed."""
+    record = SimpleNamespace(id="1", leader=1)
+    cluster = SimpleNamespace(
+        me=1, state=SimpleNamespace(streams={"s": record}), questions=SimpleNamespace(answerers={})
+    )
+    stream = SimpleNamespace(record=record, log=SimpleNamespace(high_watermark=100))
+
+    async def find(within_s: float) -> list[SimpleNamespace]:
+        return cursors
+
+    parts: Any = (
+        cluster,
+        SimpleNamespace(led_here=lambda: [("s", stream)]),
+        lags,
+        SimpleNamespace(find=find),
+        SimpleNamespace(led_here=dict),
+    )
+    return LagHistory(*parts)
+
+
+def cursor(consumer: str, offset: int) -> SimpleNamespace:
+    return SimpleNamespace(stream="s", consumer=consumer, offset=offset)
+
+
+def test_each_unit_is_noted_and_a_consumer_that_is_deleted_is_unknown_then() -> None:
+    cursors = [cursor("behind", 60), cursor("current", 100)]
+    lags = _Lags()
+    history = history_of(lags, cursors)
+
+    async def sampled() -> dict[str, dict[str, list[int | None]]]:
+        await history.sample()
+        cursors[:] = [cursor("behind", 80)]
+        await history.sample()
+        return await history.here("s")
+
+    assert asyncio.run(sampled()) == {
+        "behind": {"rows": [40, 20], "bytes": [400, 200], "seconds": [20, 10]},
+        "current": {"rows": [0, None], "bytes": [0, None], "seconds": [0, None]},
+    }
+
+
+def test_only_those_furthest_behind_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag_history, "MOST_READ", 2)
+    lags = _Lags()
+    history = history_of(lags, [cursor("a", 90), cursor("b", 10), cursor("c", 50), cursor("d", 100)])
+
+    async def sampled() -> dict[str, dict[str, list[int | None]]]:
+        await history.sample()
+        return await history.here("s")
+
+    found = asyncio.run(sampled())
+    assert lags.asked == {"s": [10, 50]}
+    assert {name: units["bytes"] for name, units in found.items()} == {"a": [None], "b": [900], "c": [500], "d": [0]}
+    assert {name: units["rows"] for name, units in found.items()} == {"a": [10], "b": [90], "c": [50], "d": [0]}

@@ -1,0 +1,219 @@
+"""Objects into columns that grow. The oracle is Python's parser, a message at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from natslog.tables import json_columns
+from natslog.tables.json_columns import JsonColumns, Typed
+
+OWN = frozenset({"_offset", "_subject"})
+TIME = pa.timestamp("us", tz="UTC")
+
+
+def reader(known: dict[str, Any] | None = None, **options: Any) -> JsonColumns:
+    return JsonColumns(pa.schema(list((known or {}).items())), OWN, **options)
+
+
+def read(columns: JsonColumns, *payloads: bytes) -> Typed:
+    return columns.read(pa.array(payloads, pa.binary()))
+
+
+def rows(typed: Typed) -> list[dict[str, Any]]:
+    return typed.columns.to_pylist()
+
+
+def test_members_become_columns_in_the_order_in_which_they_are_seen() -> None:
+    columns = reader()
+    found = read(columns, b'{"id":1,"tags":["a"]}', b'{"id":2,"user":{"name":"x"}}', b'{"ok":true,"id":3}')
+    assert columns.schema == pa.schema(
+        [
+            ("id", pa.int64()),
+            ("tags", pa.list_(pa.field("element", pa.string()))),
+            ("user", pa.struct([("name", pa.string())])),
+            ("ok", pa.bool_()),
+        ]
+    )
+    assert found.misfits == {}
+    assert rows(found)[1] == {"id": 2, "tags": None, "user": {"name": "x"}, "ok": None}
+
+
+def test_columns_grow_within_structs_and_lists() -> None:
+    columns = reader()
+    read(columns, b'{"a":{"x":1},"l":[{"x":1}]}')
+    found = read(columns, b'{"a":{"y":"q"},"l":[{"x":2,"z":true},{"x":3}]}', b'{"a":null,"l":[]}')
+    assert rows(found) == [
+        {"a": {"x": None, "y": "q"}, "l": [{"x": 2, "z": True}, {"x": 3, "z": None}]},
+        {"a": None, "l": []},
+    ]
+
+
+def test_times_are_text_unless_the_column_says_otherwise() -> None:
+    columns = reader({"at": TIME, "day": pa.date32()})
+    found = read(columns, b'{"at":"2026-01-02T03:04:05Z","day":"2026-01-02","when":"2026-01-02T03:04:05Z"}')
+    row = rows(found)[0]
+    assert (row["at"].isoformat(), str(row["day"]), row["when"]) == (
+        "2026-01-02T03:04:05+00:00", "2026-01-02", "2026-01-02T03:04:05Z",
+    )  # fmt: skip
+
+
+def test_a_member_without_a_value_is_no_column_until_it_has_one() -> None:
+    columns = reader()
+    read(columns, b'{"id":1,"later":null,"empty":{},"none":[]}')
+    assert columns.schema.names == ["id"]
+    read(columns, b'{"later":"x"}')
+    assert columns.schema.field("later").type == pa.string()
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"text", "not a JSON object"),
+        (b"[1]", "not a JSON object"),
+        (b'{"id":"x"}', "changed from number to string"),
+        (b'{"id":1.5}', "int64"),
+        (b'{"id":9223372036854775808}', "int64"),
+        (b'{"ID":3}', "has the name of the column 'id'"),
+        (b'{"_offset":3}', "names that begin with _"),
+        (b'{"_day":"monday"}', "names that begin with _"),
+        (b'{"l":[[{"x":1,"X":2}]]}', "has the name of the column 'x'"),
+        (b'{"l":[[{"a b":1}]]}', "cannot be a column"),
+        (b'{"a\\u0000":1}', "cannot be a column"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "nested more than 30 deep"),
+        (b'{"a":' * 600 + b"1" + b"}" * 600, "nested"),
+        (b'{"a":' + b"[" * 140 + b"1" + b"]" * 140 + b"}", "nested more than 30 deep"),
+        (b'{"a b":1}', "cannot be a column"),
+        (b'{"":1}', "cannot be a column"),
+        (b'{"id":NaN}', "int64"),
+        (b'{"x":-Inf}', "not valid JSON"),
+        (b'{"id":4}null', "not a JSON object"),
+        (b'{"id":4}null{}', "not valid JSON"),
+        (b'{"id":4}{"id":5}', "not one JSON object"),
+        (b'{"id":4,"id":5}', "twice"),
+        (b'{"at":"yesterday"}', "is timestamp"),
+        (b'{"price":1.239}', "decimal128(10, 2)"),
+        (b'{"x":"\xff"}', "UTF-8"),
+        (b'{"x":' + b"[" * 1001 + b"]" * 1001 + b"}", "nested"),
+        (b'{"blob":"AA=="}', "binary"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_the_rows_beside_it_are_read(payload: bytes, reason: str) -> None:
+    known = {"id": pa.int64(), "at": TIME, "price": pa.decimal128(10, 2), "blob": pa.binary()}
+    columns = reader(known)
+    found = read(columns, b'{"id":1}', payload, b'{"id":2,"price":12.30}')
+    assert list(found.misfits) == [1]
+    assert reason in found.misfits[1]
+    assert found.kept.tolist() == [0, 2]
+    assert [row["id"] for row in rows(found)] == [1, 2]
+    assert rows(found)[1]["price"] == Decimal("12.30")
+    assert columns.schema.names == list(known), "a misfit adds no column"
+
+
+def test_words_that_only_look_like_trouble_are_read() -> None:
+    found = read(reader(), b'{"s":"}null Inf, -NaN"}', b'{"s":"x}\\n"}')
+    assert [row["s"] for row in rows(found)] == ["}null Inf, -NaN", "x}\n"]
+
+
+def test_numbers_that_are_none_are_read() -> None:
+    found = read(reader(), b'{"x":NaN}', b'{"x":-Infinity}')
+    assert str([row["x"] for row in rows(found)]) == "[nan, -inf]"
+
+
+def test_blank_payloads_are_rows_of_nulls() -> None:
+    found = read(reader({"id": pa.int64()}), b"", b" \n", b'{"id":1}')
+    assert [row["id"] for row in rows(found)] == [None, None, 1]
+
+
+def test_new_members_are_refused_where_the_table_may_not_grow() -> None:
+    found = read(reader({"id": pa.int64()}, adds_columns=False), b'{"id":1}', b'{"id":2,"x":1}')
+    assert list(found.misfits) == [1]
+    found = read(reader({"id": pa.int64()}, most_columns=2), b'{"id":1,"a":1}', b'{"id":2,"b":1}', b'{"id":3}')
+    assert list(found.misfits) == [1]
+    assert "more than 2" in found.misfits[1]
+    found = read(reader({}, most_columns=3), b'{"u":{"k0":1,"k1":1,"k2":1,"k3":1}}')
+    assert "this would be 4" in found.misfits[0]
+
+
+def test_columns_of_other_programs_with_odd_names_and_types_stay_beside() -> None:
+    known = {"order id": pa.int64(), "_x": pa.string(), "uuid": pa.binary(16), "time": pa.time64("us")}
+    columns = reader(known, has_dots=False)
+    found = read(columns, b'{"id":1}', b'{"a.b":1}', b'{"uuid":"x"}')
+    assert sorted(found.misfits) == [1, 2]
+    assert rows(found) == [{"order id": None, "_x": None, "uuid": None, "time": None, "id": 1}]
+
+
+def test_layouts_of_other_libraries_are_read_as_the_usual_ones() -> None:
+    known = {"s": pa.string_view(), "l": pa.large_list(pa.large_string())}
+    assert rows(read(reader(known), b'{"s":"x","l":["y"]}')) == [{"s": "x", "l": ["y"]}]
+
+
+# ---- random documents ----
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+)  # fmt: skip
+NAMES = st.sampled_from(["a", "b", "c", "d", "A"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=3)),
+    max_leaves=6,
+)
+PAYLOADS = st.one_of(
+    st.dictionaries(NAMES, VALUES, max_size=4).map(lambda one: json.dumps(one).encode()),
+    st.dictionaries(NAMES, VALUES, max_size=4).map(lambda one: json.dumps(one, ensure_ascii=False).encode()),
+    st.sampled_from([b"", b" ", b"x", b"{", b'{"a":1}}', b'{"a":NaN}', b"null", b'{"a":1}\n{"a":2}', b'{"a":"\xc3"}']),
+)
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=300)
+@given(payloads=st.lists(PAYLOADS, max_size=12), block_bytes=st.sampled_from([1, 40, 2**20]))
+def test_every_payload_is_a_row_with_its_values_or_a_misfit(payloads: list[bytes], block_bytes: int) -> None:
+    before, json_columns._BLOCK_BYTES = json_columns._BLOCK_BYTES, block_bytes
+    try:
+        columns = reader()
+        found = read(columns, *payloads)
+    finally:
+        json_columns._BLOCK_BYTES = before
+    kept = found.kept.tolist()
+    assert sorted([*kept, *found.misfits]) == list(range(len(payloads)))
+    assert found.columns.num_rows == len(kept) or not columns.schema.names
+    assert found.columns.schema == columns.schema
+    read_rows = rows(found) if columns.schema.names else [{}] * len(kept)
+    for row, values in zip(kept, read_rows, strict=True):
+        text = payloads[row].strip()
+        document = json.loads(text) if text else {}
+        for name, value in document.items():
+            assert same(values.get(name), value), (payloads[row], values)
+
+
+def same(found: Any, value: Any) -> bool:
+    """Whether a column has the value; what has none (null, an empty object, lists of such) may be null."""
+    if found is None:
+        return is_void(value)
+    if isinstance(value, dict):
+        return all(same(found.get(name), inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return len(found) == len(value) and all(map(same, found, value))
+    if isinstance(value, bool) or isinstance(found, bool):
+        return found is value
+    if isinstance(value, int | float) and isinstance(found, float):
+        return math.isclose(found, value, rel_tol=1e-15) or repr(found) == repr(float(value))
+    return bool(found == value)
+
+
+def is_void(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(is_void, value.values()))
+    if isinstance(value, list):
+        return all(map(is_void, value))
+    return value is None
