@@ -3,7 +3,8 @@
     python -m tests.spark_start FOLDER      runs a small session, and writes the archive of its classes
 
 Theory of operation. Most JVMs of the tests live for seconds, so they need neither the second compiler nor a parallel
-collector, and the JVM maps classes from an archive (CDS) instead of reading them from hundreds of jars. Spark takes the
+collector; without the second compiler the JVM reserves only 48 MB for compiled code, which the tests of one session
+fill, and interprets everything after that, so they ask for what is usual. The JVM maps classes from an archive (CDS) instead of reading them from hundreds of jars. Spark takes the
 options from variables, and prints nothing about them. (A folder of settings would be in the class path, where CDS
 allows none.) A JVM that does not fit the archive, because it has another version or class path, ignores it.
 """
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 _WITHIN_S = 120.0
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 
 
 def quick_sparks(folder: Path) -> dict[str, str]:
@@ -34,8 +35,8 @@ def quick_sparks(folder: Path) -> dict[str, str]:
         )
         if not archive.exists():
             print(f"no archive of Spark's classes, so that Spark starts slower: {done.stderr[-500:]}", file=sys.stderr)
-    options = f"{_QUICK} -XX:SharedArchiveFile={archive} -Xlog:disable"
-    return {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": _QUICK, "SPARK_DAEMON_JAVA_OPTS": _QUICK}
+    options = f"{QUICK_JVM} -XX:SharedArchiveFile={archive} -Xlog:disable"
+    return {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": QUICK_JVM, "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM}
 
 
 def _write(archive: Path) -> None:
@@ -43,7 +44,7 @@ def _write(archive: Path) -> None:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = f"{_QUICK} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off"  # among hundreds of lines, nothing of use
+    options = f"{QUICK_JVM} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off"  # among hundreds of lines, nothing of use
     builder = SparkSession.builder.master("local[2]").config("spark.driver.extraJavaOptions", options)
     spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     place = archive.parent / "spark-start"

@@ -15,6 +15,7 @@ from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
 from tests.harness import BrokerProcess, running
 from tests.spark.page import Reader
+from tests.spark_start import QUICK_JVM
 
 # Spark's workers take `python3` from PATH, which in a fresh clone is not the environment that has natslog.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -26,7 +27,7 @@ def session(warehouse: Path, **settings: str) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .appName("natslog-tests")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # starts quicker
+        .config("spark.driver.extraJavaOptions", QUICK_JVM)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
