@@ -3,10 +3,11 @@
     python -m tests.spark_start FOLDER      runs a small session, and writes the archive of its classes
 
 Theory of operation. Most JVMs of the tests live for seconds, so they need neither the second compiler nor a parallel
-collector; without the second compiler the JVM reserves only 48 MB for compiled code, which the tests of one session
-fill, and interprets everything after that, so they ask for what is usual. The JVM maps classes from an archive (CDS) instead of reading them from hundreds of jars. Spark takes the
-options from variables, and prints nothing about them. (A folder of settings would be in the class path, where CDS
-allows none.) A JVM that does not fit the archive, because it has another version or class path, ignores it.
+collector. Without the second compiler, the JVM reserves only 48 MB for compiled code. The tests of one session fill
+these, and the JVM interprets everything after that, so it is told to reserve as much as with both. The JVM maps classes
+from an archive (CDS) instead of reading them from hundreds of jars. Spark takes the options from variables, and prints
+nothing about them. (A folder of settings would be in the class path, where CDS allows none.) A JVM that does not fit
+the archive, because it has another version or class path, ignores it.
 """
 
 from __future__ import annotations
