@@ -17,7 +17,7 @@ from typing import Any
 import urllib3
 
 from natslog.client import ClientOptions, NatslogClient
-from natslog.nats_server import NatsServer, end_with_parent, free_port
+from natslog.nats_server import NatsServer, free_port
 from tests.chaos.network import CLIENTS, NATS, Network, address
 from tests.clocks import WallClock
 from tests.disks import Disk, GrowingDisk
@@ -60,15 +60,7 @@ class ClusterBroker(BrokerProcess):
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
 
     def spawn(self) -> ClusterBroker:
-        with open(self.log_path, "ab") as log:
-            self._process = subprocess.Popen(
-                self.command(),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=self.whole_environment,
-                preexec_fn=end_with_parent,
-            )
+        super().spawn()
         self.is_wanted, self.is_paused = True, False
         return self
 

@@ -21,10 +21,12 @@ import nats
 from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import NatsServer, free_port
 from natslog.node.data_dir import stream_id_of
+from tests import forked
 
 Result = TypeVar("Result")
 
 START_WITHIN_S = 60.0
+_COMMAND_WITHIN_S = 180.0
 
 
 def eventually(
@@ -67,7 +69,7 @@ class BrokerProcess:
         self.prefix: list[str] = []
         self.module = "natslog"
         self.environment: dict[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked.ForkedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -96,13 +98,7 @@ class BrokerProcess:
     def spawn(self) -> BrokerProcess:
         """Starts the process without waiting."""
         with open(self.log_path, "ab") as log:
-            self._process = subprocess.Popen(
-                self.command(),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=self.whole_environment,
-            )
+            self._process = forked.start(self.command(), self.whole_environment, log, log)
         return self
 
     def start(self) -> BrokerProcess:
@@ -252,10 +248,15 @@ def _with_offset(answer: dict[str, Any]) -> dict[str, Any]:
 def natslog(
     *arguments: str, url: str | None = None, check: bool = True, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """The command line, as a user runs it."""
+    """The command line, as a user runs it. `options`: of `subprocess.run`."""
     server = ["--server", url] if url else []
     command = [sys.executable, "-m", "natslog", *server, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, **options)
+    if options:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_COMMAND_WITHIN_S, **options
+        )
+    else:
+        done = forked.run(command, _COMMAND_WITHIN_S)
     assert not check or done.returncode == 0, done.stderr
     return done
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.client.appending import PartUploader
+from tests.forked import AS_USERS_START_IT
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 
 OWN_BYTES = 85_000_000
@@ -27,7 +28,7 @@ def is_small(broker: BrokerProcess) -> bool:
 
 
 def test_idle_broker_with_one_stream_is_small(own: Path) -> None:
-    with running(own, retention_interval="200ms") as (nats, broker):
+    with running(own, environment=AS_USERS_START_IT, retention_interval="200ms") as (nats, broker):
         client = broker.client()
         client.create_stream("orders", "orders")
         eventually(lambda: is_small(broker), what="a broker that has just started is small")

@@ -29,6 +29,7 @@ from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
 from natslog.nats_server import NatsServer
 from natslog.wire.link import NatsCredentials
+from tests.forked import AS_USERS_START_IT
 from tests.harness import BrokerProcess, eventually, write_secret
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
@@ -146,7 +147,7 @@ def started(scene: Scene) -> Iterator[tuple[BrokerProcess, str, str]]:
         admin_token_file=scene.file("admin"), audit_file=scene.folder / "audit.log", log_level="debug",
     )  # fmt: skip
     broker.settings |= {"seeds": broker.url, "advertise_url": broker.url}
-    broker.environment = {"NATSLOG_SECURITY": "true"}
+    broker.environment = AS_USERS_START_IT | {"NATSLOG_SECURITY": "true"}
     try:
         yield broker.start(), nats_url, servers[1].url
     finally:
