@@ -6,6 +6,8 @@
     python program.py write URL STREAM                     writes through the sink
     python program.py typed URL STREAM                     reads JSON
 
+Several of these may be named, separated by commas: what fails is printed, and does not keep the others from running.
+
 The environment variable `JAR` is given to Spark as `spark.jars`; `MASTER` is the master, and `REMOTE` that of a server
 of Spark Connect; `SETTINGS` are further ones of Spark (`name=value`, separated by blanks). Nothing of natslog is
 imported: Sparks older than 4.2 run this, too.
@@ -15,13 +17,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 
 def main() -> None:
-    how, url, stream, *rest = sys.argv[1:]
+    kinds, url, stream, *rest = sys.argv[1:]
     remote, master = os.environ.get("REMOTE"), os.environ.get("MASTER", "local[2]")
     builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder.master(master)
     builder = (
@@ -38,12 +41,23 @@ def main() -> None:
     spark = builder.getOrCreate()
     if not remote:
         spark.sparkContext.setLogLevel("OFF")
-    options = {"servers": url, "stream": stream}
+    has_failed = False
+    for how in kinds.split(","):
+        try:
+            run(how, spark, {"servers": url, "stream": stream}, rest, is_remote=bool(remote))
+        except Exception:  # of whatever kind Spark makes of it
+            has_failed = True
+            traceback.print_exc()
+    spark.stop()
+    sys.exit(int(has_failed))
+
+
+def run(how: str, spark: SparkSession, options: dict[str, str], rest: list[str], *, is_remote: bool) -> None:
     match how:
         case "read":
             read = spark.read.format("natslog").options(**options, includeHeaders="true").load()
             columns = ("count(*)", "sum(offset)", "sum(length(value))", "count(headers)", "count(distinct subject)")
-            where = "" if remote else "JVM" if is_in_jvm(read) else "Python"
+            where = "" if is_remote else "JVM" if is_in_jvm(read) else "Python"
             print(*read.selectExpr(*columns).collect()[0], spark.version, where)
         case "drain":
             drain(spark, options, *rest)
@@ -51,7 +65,6 @@ def main() -> None:
             spark.range(3).selectExpr("cast(id as string) value").write.format("natslog").mode("append").save()
         case "typed":
             spark.read.format("natslog").options(**options, payloadFormat="json", payloadSchema="a int").load().show()
-    spark.stop()
 
 
 def is_in_jvm(read: DataFrame) -> bool:

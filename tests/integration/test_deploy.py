@@ -87,15 +87,7 @@ def test_systemd_unit_is_hardened(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def helm() -> Path:
-    """Of the machine, or built from the Go module."""
-    if (found := shutil.which("helm")) is not None:
-        return Path(found)
-    folder = ROOT / ".test-cache" / "helm"
-    if not (folder / "helm").is_file():
-        go = shutil.which("go") or str(BIN / "go")
-        variables = os.environ | {"GOBIN": str(folder)}
-        subprocess.run([go, "install", "helm.sh/helm/v3/cmd/helm@v3.16.4"], check=True, env=variables, timeout=900)
-    return folder / "helm"
+    return BIN / "helm"
 
 
 def rendered(helm: Path, values: Mapping[str, str] = {}, *more: str) -> list[dict[str, Any]]:

@@ -234,7 +234,6 @@ def another_spark(version: str) -> Path:
         "pip",
         "install",
         "--quiet",
-        "--no-deps",
         "--no-compile",
         "--disable-pip-version-check",
     ]

