@@ -1,6 +1,6 @@
-"""A JVM of Spark starts in half the time: what the phases set before they run tests that start many of them.
+"""Spark starts in half the time: what the phases set before they run tests that start many.
 
-    python -m tests.spark_start FOLDER      runs a small session, and writes the archive of its classes
+    python -m tests.spark_start FILE        runs a small session, and writes the archive of its classes
 
 Theory of operation. Most JVMs of the tests live for seconds, so they need neither the second compiler nor a parallel
 collector. Without the second compiler, the JVM reserves only 48 MB for compiled code. The tests of one session fill
@@ -8,6 +8,10 @@ these, and the JVM interprets everything after that, so it is told to reserve as
 from an archive (CDS) instead of reading them from hundreds of jars. Spark takes the options from variables, and prints
 nothing about them. (A folder of settings would be in the class path, where CDS allows none.) A JVM that does not fit
 the archive, because it has another version or class path, ignores it.
+
+Spark has its Python workers import PySpark from a zip file in its home, which holds no compiled modules: each of them
+compiles what it imports, half a second of a core. Here Spark has a home without that file, so they import the installed
+package.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 _WITHIN_S = 120.0
@@ -25,7 +30,7 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=
 def quick_sparks(folder: Path) -> dict[str, str]:
     """Variables for all processes that start Spark. Makes the archive, where there is none."""
     archive = folder / "spark.jsa"
-    folder.mkdir(exist_ok=True)
+    home = {"SPARK_HOME": str(_home_without_zip(folder / "spark-home"))}
     if not archive.exists():
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark_start", str(archive)],
@@ -33,11 +38,29 @@ def quick_sparks(folder: Path) -> dict[str, str]:
             text=True,
             check=False,
             timeout=_WITHIN_S,
+            env=os.environ | home,
         )
         if not archive.exists():
             print(f"no archive of Spark's classes, so that Spark starts slower: {done.stderr[-500:]}", file=sys.stderr)
     options = f"{QUICK_JVM} -XX:SharedArchiveFile={archive} -Xlog:disable"
-    return {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": QUICK_JVM, "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM}
+    return home | {
+        "SPARK_SUBMIT_OPTS": options,
+        "SPARK_LAUNCHER_OPTS": QUICK_JVM,
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+    }
+
+
+def _home_without_zip(folder: Path) -> Path:
+    """Spark's home, the installed PySpark, with all but its zip files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    for name in ("bin", "jars", "sbin"):
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(spec.origin).parent / name)
+    return folder
 
 
 def _write(archive: Path) -> None:
