@@ -66,9 +66,9 @@ PHASES = (
     Phase("simulation", "the simulation, on two processes", ("sim",), ("-n2", "--dist=worksteal")),
     Phase(
         "processes",
-        "real brokers, NATS and Spark: a file at a time on three processes, the longest first",
+        "real brokers, NATS and Spark: a file at a time on four processes, the longest first",
         ("spark", "jetstream", "integration", "console"),
-        ("-n3", "--dist=loadfile", "--no-loadscope-reorder"),
+        ("-n4", "--dist=loadfile", "--no-loadscope-reorder"),
     ),
     Phase(
         "columnar",

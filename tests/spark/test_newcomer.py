@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from natslog.nats_server import find_binary
 from tests.newcomer import Terminal, fresh_checkout, left_running, own_network
 from tests.pages import plays
 from tests.readme import Block
@@ -42,6 +43,7 @@ def _lend_packages(checkout: Path) -> None:
     venv.create(checkout / ".venv", with_pip=True, symlinks=True)
     (own,) = (checkout / ".venv").glob("lib/python*/site-packages")
     (own / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (checkout / ".venv/bin/nats-server").symlink_to(find_binary())
 
 
 def _play(found: Sequence[Block], checkout: Path) -> None:
