@@ -53,19 +53,23 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """The exit code, or the negative number of the signal that ended it; None while it runs."""
-        if self.returncode is None and select.select([self._descriptor], [], [], 0)[0]:
-            os.close(self._descriptor)
-            self.returncode = self._server.exit_code(self.pid)
-        return self.returncode
+        return self._await(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            select.select([self._descriptor], [], [], timeout)
-        code = self.poll()
+        code = self._await(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(_COMMAND, timeout or 0.0)
         return code
+
+    def _await(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None:
+            ends = select.poll()
+            ends.register(self._descriptor, select.POLLIN)
+            if ends.poll(None if timeout_s is None else timeout_s * 1000):
+                os.close(self._descriptor)
+                self.returncode = self._server.exit_code(self.pid)
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -131,7 +135,7 @@ def _is_read_late(name: str) -> bool:
 
 
 class _Server:
-    """Forks on request. One request at a time."""
+    """Forks on request, one request at a time. It ends with its client, and what it has forked ends with it."""
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
@@ -144,7 +148,6 @@ class _Server:
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                preexec_fn=end_with_parent,
             )
 
     def start(
