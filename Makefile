@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install console check test test-all sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install console check test test-all test-extended sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## create .venv and install everything into it
 
@@ -54,8 +54,11 @@ format: $(STAMP) ## write files as `check` wants them
 test: java jar console ## the tests, with real NATS and real Spark, in minutes (ARGS="tests/unit -k recovery" for some)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases test)
 
-test-all: java jar console ## the long tests, which `make test` leaves out: with it, all of them
+test-all: java jar console ## the long tests, which `make test` leaves out
 	@$(BIN)/python -m tests.phases test-all
+
+test-extended: java jar console ## tests for before a release, in neither of both: other Sparks, new environments, repetitions
+	@$(BIN)/python -m tests.phases test-extended
 
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))

@@ -2,6 +2,7 @@
 
     python -m tests.phases test       every phase without the tests marked `long`
     python -m tests.phases test-all   every phase with the tests marked `long` only: nothing runs twice
+    python -m tests.phases test-extended   those marked `extended`, which are in neither
     python -m tests.phases report     the slowest tests, each skipped test with its reason, and the sum
 
 Each phase is one pytest run. Its results are kept in `.test-results/` as JUnit XML until the same command runs again. A
@@ -34,7 +35,11 @@ from tests.spark_start import quick_sparks
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / ".test-results"
-SELECTIONS = {"test": "not long", "test-all": "long"}
+SELECTIONS = {
+    "test": "not long and not extended",
+    "test-all": "long and not extended",
+    "test-extended": "extended",
+}
 PHASE_WITHIN_S = 45 * 60.0
 SLOWEST = 25
 MOST_REPEATED = 5
@@ -59,9 +64,9 @@ class Phase:
 PHASES = (
     Phase(
         "pure",
-        "code without other processes, on two processes",
+        "code without other processes, on three processes",
         ("unit", "golden", "fuzz"),
-        ("-n2", "--dist=worksteal"),
+        ("-n3", "--dist=worksteal"),
     ),
     Phase("simulation", "the simulation, on two processes", ("sim",), ("-n2", "--dist=worksteal")),
     Phase(
@@ -88,7 +93,7 @@ PHASES = (
 
 def main(arguments: list[str]) -> int:
     match arguments:
-        case [("test" | "test-all") as command]:
+        case [("test" | "test-all" | "test-extended") as command]:
             return run_all(command)
         case ["report"]:
             return report()

@@ -115,7 +115,9 @@ def lake(
     return Lake(shared[1], shared[0].url, name, folder, format, line)
 
 
-@pytest.mark.parametrize("lake", OLDEST, indirect=True, ids="-".join)
+@pytest.mark.parametrize(
+    "lake", [OLDEST[0], pytest.param(OLDEST[1], marks=pytest.mark.extended)], indirect=True, ids="-".join
+)
 def test_jar_reads_beside_the_jars_of_table_formats(lake: Lake) -> None:
     lake.publish(b"a", b"b", b"c")
     lake.job()
@@ -150,7 +152,12 @@ def test_typed_rows_grow_and_what_does_not_fit_is_kept(lake: Lake) -> None:
     assert lake.rows()["id"].to_list() == [1, 2, 4, 5, 6]
 
 
-@pytest.mark.parametrize("lake", [("delta", "4.2"), ("iceberg", "4.1")], indirect=True, ids="-".join)
+@pytest.mark.parametrize(
+    "lake",
+    [("delta", "4.2"), pytest.param(("iceberg", "4.1"), marks=pytest.mark.extended)],
+    indirect=True,
+    ids="-".join,
+)
 def test_merge_keeps_one_row_for_each_key_of_one_stream(lake: Lake, client: NatslogClient) -> None:
     for key, value in (("a", b"1"), ("b", b"2"), ("a", b"3")):
         lake.publish(value, headers={"Natslog-Key": key})

@@ -41,7 +41,9 @@ def run(line: str, how: str, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=() if line in ("3.5", "4.2") else pytest.mark.extended) for line in LINES]
+)
 def test_jar_reads_in_other_lines_of_spark(
     shared: tuple[NatsServer, BrokerProcess], client: NatslogClient, name: str, folder: Path, line: str
 ) -> None:

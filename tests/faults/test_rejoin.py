@@ -20,7 +20,7 @@ BEHIND_ROWS = 10 * ROWS
 IN_SYNC_WITHIN_S = 150.0
 """On two cores it took 47 s; without a pause of the producers, 240 s were not enough."""
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.extended]
 
 
 class Producer(threading.Thread):

@@ -50,7 +50,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.parametrize("extras", [[""], ["broker"], ["spark", "connect"], [_libraries()]])
+@pytest.mark.parametrize(
+    "extras",
+    [
+        [""],
+        ["broker"],
+        pytest.param(["spark", "connect"], marks=pytest.mark.extended),
+        pytest.param([_libraries()], marks=pytest.mark.extended),
+    ],
+)
 def test_wheel_works_bare_and_with_extras(wheel: Path, tmp_path: Path, extras: list[str]) -> None:
     """Extras of a list are installed one after another: each of Spark's has 0.4 GB."""
     _run(sys.executable, "-m", "venv", tmp_path / "env", folder=tmp_path)

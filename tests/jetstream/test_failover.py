@@ -247,7 +247,7 @@ def kills_and_pauses(cluster: Cluster, stream: str, rounds: int) -> Callable[[Lo
     return faults
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_many_failures_lose_no_message(cluster: Cluster) -> None:
     play(cluster, "much", kills_and_pauses(cluster, "much", 2))
@@ -256,7 +256,10 @@ def test_many_failures_lose_no_message(cluster: Cluster) -> None:
 @pytest.mark.long
 @pytest.mark.root
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("with_nats", [False, True], ids=["from brokers", "from everything"])
+@pytest.mark.parametrize(
+    "with_nats",
+    [pytest.param(False, id="from brokers"), pytest.param(True, id="from everything", marks=pytest.mark.extended)],
+)
 def test_leader_that_is_cut_off_loses_no_message(tmp_path: Path, with_nats: bool) -> None:
     """A leader that receives pull requests and acks, while another one leads already, delivers nothing again. What it
     has sent to a server that it cannot reach arrives later.

@@ -238,7 +238,7 @@ def test_bucket_is_linearizable_while_leaders_fail(cluster: Cluster, direct: boo
     require_linearizable(history)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("direct", [True], ids=["direct get"])
 def test_bucket_is_linearizable_while_many_leaders_fail(cluster: Cluster, direct: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.readme import ROOT
 from tests.spark.job_processes import JOBS
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(400)]
 
 WITHIN_S = 180 + 120  # three minutes on a machine that does nothing else
 

@@ -41,7 +41,14 @@ class Honest:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["wrong tokens without a pause", "reads without a pause", "long polls"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "wrong tokens without a pause",
+        pytest.param("reads without a pause", marks=pytest.mark.extended),
+        pytest.param("long polls", marks=pytest.mark.extended),
+    ],
+)
 def test_hostile_connections_leave_a_publisher_and_spark_their_pace(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:

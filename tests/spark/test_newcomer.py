@@ -22,7 +22,7 @@ _SECONDS = 1500  # PySpark alone is 0.4 GB to download
 _NATS_PORT, _HTTP_PORT = 4222, 9292  # of `natslog dev`, as README uses it
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.timeout(_SECONDS)
 @plays("README.md")
 def test_readme_gets_a_newcomer_through_in_a_fresh_checkout_with_nothing_activated(

@@ -66,7 +66,7 @@ def test_notebook_is_committed_with_the_outputs_of_its_code(name: str) -> None:
     assert not re.search(r"/(home|root|tmp|work|Users)/", text)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_backfill_reads_and_plots_the_range(client: NatslogClient, folder: Path) -> None:
     done = Done("backfill.ipynb", folder)
     stored = client.stream("pumps")["high_watermark"]
@@ -92,7 +92,7 @@ def test_live_stream_draws_again_and_again_and_counts_every_reading(client: Nats
     done.check_plot()
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_lag_and_throughput_shows_a_query_fall_behind_and_catch_up(client: NatslogClient, folder: Path) -> None:
     done = Done("lag_and_throughput.ipynb", folder)
     assert 1500 < done.number("most rows behind") <= 3000

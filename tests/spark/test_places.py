@@ -125,6 +125,7 @@ def test_spark_connect(python: Path, arguments: list[str], folder: Path) -> None
     check_mistakes(found["mistakes"])
 
 
+@pytest.mark.extended
 def test_filters_here_and_what_spark_makes_of_a_source_that_prunes(python: Path, arguments: list[str]) -> None:
     parts = ["--master", "local[2]", "--parts", "mistakes,sink,filters,hazard"]
     found, said = run_program(Python(python, CHECKOUT), spark_home(), [*parts, *arguments])
@@ -140,6 +141,7 @@ def spark_of_version(version: str) -> Path:
         pytest.skip(str(reason))
 
 
+@pytest.mark.extended
 def test_oldest_spark_that_will_do(python: Path, arguments: list[str]) -> None:
     spark = spark_of_version("4.2.1")
     parts = ["--master", "local[2]", "--parts", "batch,stream,sink,hazard"]
@@ -188,6 +190,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.extended
 def test_spark_that_is_too_old_says_so_and_keeps_its_other_sources(python: Path) -> None:
     spark = spark_of_version("4.1.4")
     given = Python(python, (spark, *CHECKOUT))

@@ -16,7 +16,7 @@ from natslog.client.publisher import Publisher, Rows
 from tests.cluster_harness import running_cluster
 from tests.harness import all_values, eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
 
 QUERIES = 10
 ROUNDS = 2

@@ -46,7 +46,7 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(ROWS, st.integers(0, 3))
 def test_lines_are_those_of_single_messages(rows: list[tuple[Any, ...]], skipped: int) -> None:
     lines = json_lines(batch_of(rows).slice(skipped)).decode().split("\n")

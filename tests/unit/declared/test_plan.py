@@ -221,7 +221,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(body=SETTINGS, name=st.sampled_from(["a", "a.b", "a-1"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_streams_that_are_printed_as_a_file_are_as_that_file_declares_them(
     tmp_path_factory: pytest.TempPathFactory, body: dict[str, Any], name: str
 ) -> None:

@@ -112,7 +112,7 @@ TOML_VALUES = st.recursive(
 
 
 @given(st.sampled_from(SETTING_NAMES), TOML_VALUES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=None)
 def test_any_value_of_any_setting_is_accepted_or_a_clear_error(tmp_path: Path, name: str, value: object) -> None:
     try:
         declared(tmp_path, f"[streams.a]\n{name} = {json.dumps(value)}\n")

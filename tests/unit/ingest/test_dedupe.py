@@ -26,7 +26,7 @@ def hashed(texts: list[str | None]) -> np.ndarray:
 texts = st.none() | st.text(st.sampled_from("abc"), max_size=2)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(st.lists(texts, min_size=1, max_size=40), max_size=30))
 def test_within_the_window_every_id_is_stored_once(commits: list[list[str | None]]) -> None:
     window, model, offset = DedupeWindow(10.0), {}, 0
@@ -49,7 +49,7 @@ def test_within_the_window_every_id_is_stored_once(commits: list[list[str | None
         offset += int(fresh.sum())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.integers(0, 3_000_000),
     st.lists(st.tuples(st.integers(0, 2_500_000), st.lists(texts, min_size=1, max_size=8)), max_size=30),

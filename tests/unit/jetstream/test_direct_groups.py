@@ -95,7 +95,7 @@ def check(log: StreamLog, wanted: list[Wanted], most_bytes: int = MOST) -> None:
         assert split(b"".join(Group(log, "A", requests_of(wanted), most_bytes).answers())) == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(operations=OPERATIONS, limit=st.sampled_from([None, 1, 1, 2]))
 def test_groups_get_what_single_requests_get(operations: list[tuple[str, Any]], limit: int | None) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ def sequenced(batch: pa.RecordBatch, base_offset: int, timestamp_us: int) -> pa.
     return pa.RecordBatch.from_arrays([offsets, times, *batch.columns], schema=MESSAGE_SCHEMA)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.lists(messages, min_size=1, max_size=30), st.integers(0, 2**62), st.integers(0, 2**52), st.integers(1, 2**40),
     st.sampled_from(["format 1", "format 2", "with ids"]),

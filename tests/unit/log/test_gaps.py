@@ -63,7 +63,7 @@ def filled(folder: Path, removed: set[int], edges: list[int], **options: Any) ->
     return log
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     count=st.integers(1, 20),
     removed=st.sets(st.integers(100, 119)),

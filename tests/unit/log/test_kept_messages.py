@@ -38,7 +38,7 @@ def found(kept: KeptMessages, offsets: list[int]) -> dict[int, bytes]:
 messages = st.dictionaries(st.integers(0, 40).map(lambda at: at**9), st.binary(max_size=300), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(messages | st.none(), max_size=12))
 def test_what_is_kept_is_what_was_added(steps: list[dict[int, bytes] | None]) -> None:
     kept, model = KeptMessages(KeptRoom(10**6)), dict[int, bytes]()

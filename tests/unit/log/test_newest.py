@@ -18,7 +18,7 @@ def stored(table: NewestRows) -> NewestRows:
     return NewestRows.from_arrays(table.limit, {name: one.tobytes() for name, one in table.to_arrays().items()})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(steps=STEPS, limit=st.integers(1, 4), before=st.integers(0, 3))
 def test_newest_rows_of_each_text(steps: list[list[str | None] | int | str], limit: int, before: int) -> None:
     table, queues, offset = NewestRows(limit), {}, 0

@@ -76,7 +76,7 @@ batch = st.tuples(st.integers(1, 50), st.integers(1, 10_000))
 logs = st.lists(st.lists(batch, min_size=1, max_size=8), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(
     data=st.data(),
     log=logs,

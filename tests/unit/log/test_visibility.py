@@ -178,7 +178,7 @@ class Replica:
             self.log.append_copies(pieces)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     operations=OPERATIONS,
     limit=st.sampled_from([None, 1, 2, 3]),

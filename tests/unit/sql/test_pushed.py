@@ -46,7 +46,7 @@ def kept(condition: Any, column: str, values: list[Any]) -> list[Any]:
     return table.filter(condition)[column].to_pylist()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(nested(numbers | number_sets))
 def test_offsets_that_satisfy_a_condition_are_within_its_bounds(condition: Any) -> None:
     start, end = number_bounds(condition, TABLE_SCHEMA, "offset", 0, END)
@@ -54,7 +54,7 @@ def test_offsets_that_satisfy_a_condition_are_within_its_bounds(condition: Any) 
     assert set(kept(condition, "offset", list(range(END)))) <= set(range(start, end))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(nested(texts | text_sets))
 def test_subjects_that_satisfy_a_condition_are_covered_by_its_pattern(condition: Any) -> None:
     pattern = subject_pattern(condition, TABLE_SCHEMA)

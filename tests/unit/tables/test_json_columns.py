@@ -175,7 +175,7 @@ PAYLOADS = st.one_of(
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(payloads=st.lists(PAYLOADS, max_size=12), block_bytes=st.sampled_from([1, 40, 2**20]))
 def test_every_payload_is_a_row_with_its_values_or_a_misfit(payloads: list[bytes], block_bytes: int) -> None:
     before, json_columns._BLOCK_BYTES = json_columns._BLOCK_BYTES, block_bytes

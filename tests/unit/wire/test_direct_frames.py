@@ -100,7 +100,7 @@ def modelled(key: str, body: bytes) -> tuple[bytes, int] | None:
     return request.last_by_subj.encode(), request.seq
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.lists(requests, min_size=1, max_size=8))
 def test_requests_that_are_taken_are_those_of_the_model(
     given_: list[tuple[bytes, str, bytes, bytes, bytes]],
@@ -166,7 +166,7 @@ rows = st.fixed_dictionaries(
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(
     st.lists(rows, min_size=1, max_size=8),
     st.integers(1, 400),

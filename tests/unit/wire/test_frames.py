@@ -93,7 +93,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(streams, st.lists(st.integers(0, 10**6), max_size=12))
 @pytest.mark.parametrize("scan", SCANS)
 def test_frames_are_found_however_the_input_is_split(scan: Scan, stream: list, places: list[int]) -> None:
@@ -111,7 +111,7 @@ def test_frames_are_found_byte_by_byte(stream: list) -> None:
     assert parse(kernels.scan, [data[at : at + 1] for at in range(len(data))])[0] == expected
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(
     st.lists(
         st.sampled_from(
@@ -166,7 +166,7 @@ def test_malformed_frame_is_refused(scan: Scan, line: bytes) -> None:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(messages(), min_size=1, max_size=20), st.integers(1, 5))
 def test_columns_hold_exactly_what_the_frames_said(stream: list, pieces: int) -> None:
     """A dumb model of the whole way from bytes to Arrow columns."""

@@ -50,7 +50,7 @@ def columns(content: list[dict[str, Any]], which: set[str]) -> Rows:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.lists(row_values, min_size=1, max_size=12),
     st.sets(st.sampled_from(["key", "headers", "id"])),

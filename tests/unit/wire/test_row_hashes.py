@@ -40,7 +40,7 @@ def as_numbers(hashes: Any) -> list[tuple[int, int]]:
     return [tuple(pair) for pair in hashes.tolist()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(some_rows, max_size=12))
 def test_rows_have_equal_hashes_exactly_if_they_are_equal(rows: list[Row]) -> None:
     found = as_numbers(hashed(rows))

@@ -106,7 +106,7 @@ def test_misfits_are_malformed_and_named() -> None:
         assert all(reason is not None and reason.startswith(words) for reason in reasons), reasons
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_streams_are_refused_or_sound(data: st.DataObject) -> None:
     """Whatever bytes are changed: no crash, no array that is unsound, and the neighbours are as they were."""

@@ -140,7 +140,7 @@ def _is_nested_union(kind: Any) -> bool:
 
 
 @pytest.mark.long
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(), st.data())
 def test_decode_random_data_equals_fastavro(case: Any, data: st.DataObject) -> None:
     schema, rows = case
@@ -177,7 +177,7 @@ def test_cut_or_longer_datum_is_malformed_and_its_neighbours_are_not(case: Any, 
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_decoded_as_fastavro_does_or_refused(payload: bytes) -> None:
     listed, mapped = {"type": "array", "items": "long"}, {"type": "map", "values": "bytes"}

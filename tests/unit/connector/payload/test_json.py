@@ -265,14 +265,14 @@ def check(schema: StructType, payloads: list[bytes]) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_decode_random_rows_equals_json_loads(case: tuple[StructType, list[bytes]]) -> None:
     check(*case)
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(PLAIN_TYPES), st.data())
 def test_decode_broken_text_equals_json_loads(case: tuple[StructType, list[bytes]], data: st.DataObject) -> None:
     """Bytes cut out, doubled or changed; the rows around the broken one are as they were."""
@@ -289,7 +289,7 @@ def test_decode_broken_text_equals_json_loads(case: tuple[StructType, list[bytes
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats() | st.floats(width=32) | st.decimals(allow_nan=False, allow_infinity=False), min_size=1))
 def test_every_real_is_rounded_as_python_rounds_it(numbers: list[Any]) -> None:
     texts = [str(number).lower().replace("inf", "Infinity").replace("nan", "NaN") for number in numbers]

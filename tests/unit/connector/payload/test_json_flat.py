@@ -90,20 +90,20 @@ def hostile(draw: st.DrawFn) -> tuple[StructType, list[bytes]]:
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(written())
 def test_valid_payloads_equal_the_references_or_are_refused(case: tuple[StructType, list[bytes]]) -> None:
     decoded(*case)
 
 
 @pytest.mark.long
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(hostile())
 def test_hostile_payloads_equal_the_references_or_are_refused(case: tuple[StructType, list[bytes]]) -> None:
     decoded(*case)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(written(), st.data())
 def test_broken_payloads_equal_the_references_or_are_refused(
     case: tuple[StructType, list[bytes]], data: st.DataObject
@@ -113,14 +113,14 @@ def test_broken_payloads_equal_the_references_or_are_refused(
     decoded(schema, texts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.decimals(allow_nan=False, allow_infinity=False)))
 def test_every_real_equals_the_references_or_is_refused(numbers: list[Any]) -> None:
     for number in numbers:
         decoded(parse_ddl("x double"), [f'{{"x":{number}}}'.encode()])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.integers(-(10**15) + 1, 10**15 - 1), st.integers(0, 15))
 def test_reals_of_fifteen_digits_are_accepted(digits: int, point: int) -> None:
     text = f"{'-' if digits < 0 else ''}{abs(digits):0{point + 1}d}"

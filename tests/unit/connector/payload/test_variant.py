@@ -107,7 +107,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(st.tuples(VALUES, st.booleans()), max_size=6))
 def test_random_documents(documents: list[tuple[Any, bool]]) -> None:
     payloads = []
