@@ -13,6 +13,7 @@ its variables, or among those of pytest for all.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import importlib
@@ -143,12 +144,14 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST)
         with theirs:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+
+        atexit.register(self._close)
 
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes], errors: IO[bytes]
@@ -161,6 +164,10 @@ class _Server:
         """Of a process that has ended: its number is free after that."""
         code: int = self._ask({"ended": pid}, [])["code"]
         return code
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._process.wait()
 
     def _ask(self, request: Any, files: list[int]) -> Any:
         with self._lock:
