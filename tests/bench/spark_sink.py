@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import STREAM, SUBJECT, natslog_side, raw_publish
 from tests.bench.spark_session import spark_session
-from tests.harness import eventually
+from tests.harness import eventually, flushed
 
 _ROWS = 600_000
 
@@ -34,8 +34,8 @@ def _published_flushed(url: str) -> Callable[[Iterator[Row]], None]:
         connection = await nats.connect(url)
         for row in rows:
             await connection.publish(SUBJECT, bytes(row.value))
-        await connection.flush()
-        await connection.flush()
+        await flushed(connection)
+        await flushed(connection)
         await connection.close()
 
     return lambda rows: asyncio.run(publish(rows))

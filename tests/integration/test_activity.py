@@ -13,7 +13,7 @@ import urllib3
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest, NatslogError
 from tests.cluster_harness import Cluster, running_cluster
-from tests.harness import BrokerProcess, eventually, natslog, running
+from tests.harness import BrokerProcess, eventually, flushed, natslog, running
 
 http = urllib3.PoolManager()
 
@@ -110,7 +110,7 @@ def test_internal_stream_receives_nothing_from_nats(client: NatslogClient, nats_
 
     async def publish(connection: Any) -> None:
         await connection.publish("activity.stream.created", b"forged")
-        await connection.flush()
+        await flushed(connection)
 
     with_nats(nats_url, publish)
     client.create_stream("after_forged", "after_forged")

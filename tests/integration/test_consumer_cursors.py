@@ -20,7 +20,7 @@ from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import CursorNotFound, InvalidRequest
 from natslog.nats_server import NatsServer
 from natslog.times import parse_timestamp_us
-from tests.harness import BrokerProcess, eventually, natslog, publish_acked, with_nats
+from tests.harness import BrokerProcess, eventually, flushed, natslog, publish_acked, with_nats
 from tests.integration.test_access import admin_token
 from tests.jetstream.three_brokers import create_consumer, create_stream, kill_leader, three_brokers
 
@@ -252,7 +252,7 @@ def test_numbers_of_a_consumer_are_those_of_its_info(
         add = {"stream_name": stream, "config": {"durable_name": "new", "deliver_policy": "new"}}
         await connection.request(f"$JS.API.CONSUMER.CREATE.{stream}.new", json.dumps(add).encode())
         await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.new", body, reply=inbox)
-        await connection.flush()
+        await flushed(connection)
         names = ["filtered", "last", "new", "partly", "wild"]
 
         def are_equal() -> bool:

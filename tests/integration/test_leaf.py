@@ -24,7 +24,7 @@ from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer, free_port
 from natslog.wire.credentials import NatsCredentials
 from natslog.wire.leaf import LeafLink
-from tests.harness import BrokerProcess, eventually, natslog, running
+from tests.harness import BrokerProcess, eventually, flushed, natslog, running
 from tests.nats_login import METHODS, Login, server_with, tls, token, user_and_password
 
 ACK = b"$JS.ACK.S.C.1.1.1.0.0"
@@ -93,7 +93,7 @@ class Received:
 
         subscription = await self._client.subscribe(subject, queue=queue, cb=note)
         self._subscriptions.append(subscription)
-        await self._client.flush()
+        await flushed(self._client)
         return subscription
 
     async def of(self, link: LeafLink, *sent: bytes) -> list[tuple[str, str, str, dict[str, str] | None, bytes]]:
@@ -101,7 +101,7 @@ class Received:
         self.messages.clear()
         assert link.send_now(b"".join(sent))
         assert await link.settled()
-        await self._client.flush()  # what the server has routed is here
+        await flushed(self._client)  # what the server has routed is here
         # Not the length of the queues: a message that was taken from one may still wait for its callback.
         await until(lambda: sum(one._received for one in self._subscriptions) == self._noted, "delivered")
         return sorted(self.messages, key=repr)
@@ -129,17 +129,17 @@ def test_interest_begins_and_ends_with_the_subscription(
             assert not link.interest.has(subject)
             first = await client.subscribe(pattern, queue=queue)
             second = await client.subscribe(pattern, queue=queue)
-            await client.flush()
+            await flushed(client)
             assert await link.settled()
             assert link.interest.has(subject)
             assert link.interest.has(subject, "workers") == bool(queue)
             await first.unsubscribe()
-            await client.flush()
+            await flushed(client)
             assert await link.settled()
             assert link.interest.has(subject), "one subscription is left"
             assert changed == [pattern]
             await second.unsubscribe()
-            await client.flush()
+            await flushed(client)
             assert await link.settled()
             assert not link.interest.has(subject)
             assert changed == [pattern, pattern]
@@ -153,7 +153,7 @@ def test_interest_that_exists_before_is_complete_when_the_link_is_up(server: Nat
         async with client_of(server) as client:
             for at in range(2000):
                 await client.subscribe(f"before.{at}")
-            await client.flush()
+            await flushed(client)
             complete: list[bool] = []
             link = LeafLink(server.leaf_url, name="test", on_interest=changed.append)
             link.on_state = lambda up: complete.append(all(link.interest.has(f"before.{at}") for at in range(2000)))
@@ -172,7 +172,7 @@ def test_settled_sees_each_subscription_that_was_made_just_before(server: NatsSe
         async with linked(server.leaf_url) as link, client_of(server) as client:
             for at in range(200):
                 await client.subscribe(f"just.{at}")
-                await client.flush()
+                await flushed(client)
                 assert await link.settled()
                 assert link.interest.has(f"just.{at}")
             assert all(await asyncio.gather(*(link.settled() for _ in range(1000))))
@@ -268,7 +268,7 @@ def test_messages_of_clients_do_not_come_over_the_link(server: NatsServer) -> No
         async with linked(server.leaf_url) as link, client_of(server) as client:
             assert link._connection is not None
             await client.publish("anything", b"x" * 1000)
-            await client.flush()
+            await flushed(client)
             assert await link.settled()
             await link.settled()
             assert link._connection._reader.is_between_lines
@@ -323,7 +323,7 @@ def test_interest_is_complete_again_when_the_server_has_restarted(tmp_path: Path
             async with linked(server.leaf_url, on_state=states.append) as link:
                 client = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
                 await client.subscribe("again.*")
-                await client.flush()
+                await flushed(client)
                 assert await link.settled()
                 assert link.interest.has("again.x")
                 await asyncio.to_thread(server.stop)
@@ -821,7 +821,7 @@ def test_callback_that_fails_ends_the_connection_and_is_logged(
     async def story() -> None:
         async with linked(server.leaf_url, on_interest=fail) as link, client_of(server) as client:
             await client.subscribe("fails")
-            await client.flush()
+            await flushed(client)
             await until(lambda: link.connections == 2, "connected again")
             assert link.interest.has("fails")
 

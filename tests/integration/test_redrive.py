@@ -14,7 +14,7 @@ import urllib3
 
 from natslog.client import NatslogClient
 from natslog.errors import InvalidRequest, NatslogError
-from tests.harness import BrokerProcess, natslog, with_nats
+from tests.harness import BrokerProcess, flushed, natslog, with_nats
 from tests.pages import runs
 from tests.readme import Block
 
@@ -137,7 +137,7 @@ def test_a_message_is_published_by_a_request(
 
     async def subscribed(connection: nats.NATS) -> None:
         subscription = await connection.subscribe(f"{name}.>")
-        await connection.flush()
+        await flushed(connection)
         body = {"value": "grün", "key": "k", "headers": [{"key": "a", "value": "b"}], "message_id": "m1"}
         stored = {"name": name, "subject": f"{name}.one", "offset": 0, "duplicate": False}
         assert await asyncio.to_thread(ask, broker, f"{name}/publish", body) == (201, stored)
@@ -224,7 +224,7 @@ def test_whatever_comes_as_an_ack_is_at_most_an_error_of_its_message(
             await message.respond(answer)
 
         await connection.subscribe(f"{name}.one", cb=respond)
-        await connection.flush()
+        await flushed(connection)
         return await asyncio.to_thread(ask, broker, f"{name}/publish", {"value": "x"})
 
     found: list[Any] = []

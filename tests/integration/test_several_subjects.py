@@ -100,7 +100,7 @@ def test_edit_neither_loses_nor_doubles_messages_of_a_subject_that_stays(
                 for _ in range(50):
                     await connection.publish(f"{name}.stays", b"%d" % sent)
                     sent += 1
-                await connection.flush()
+                await flushed(connection)
             await flushed(connection)
             return sent
 

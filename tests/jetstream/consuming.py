@@ -21,6 +21,7 @@ from typing import Any
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from tests.harness import flushed
 from tests.jetstream.both import Api, Receiving, Session
 
 _POLL_S = 0.002
@@ -79,7 +80,7 @@ class PullLater(Receiving):
         subject = session.actual(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}")
         body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
         await session.connection.publish(subject, body, reply=inbox, headers=self.headers)
-        await session.connection.flush()
+        await flushed(session.connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class AnswerFlowControl(Receiving):
     async def answer(self, session: Session) -> Received | str:
         request = await session.mailboxes[self.name].flow_control()
         await session.connection.publish(request[1], b"")
-        await session.connection.flush()
+        await flushed(session.connection)
         return _masked(request, session)
 
 
@@ -286,13 +287,13 @@ class _Mailbox:
     async def subscribe(self, subject: str, queue: str = "") -> None:
         connection = self._session.connection
         self._subscriptions.append(await connection.subscribe(subject, queue=queue, cb=self._receive))
-        await connection.flush()
+        await flushed(connection)
 
     async def unsubscribe(self) -> None:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
-        await self._session.connection.flush()
+        await flushed(self._session.connection)
 
     async def _receive(self, message: Any) -> None:
         headers = dict(message.headers or {})

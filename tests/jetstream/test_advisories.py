@@ -11,7 +11,7 @@ import nats
 import pytest
 
 from tests.cluster_harness import ClusterBroker
-from tests.harness import eventually
+from tests.harness import eventually, flushed
 from tests.jetstream.both import Api, Both, Publish
 from tests.jetstream.consuming import Ack, Advisories, Pull, Subscribe
 from tests.jetstream.three_brokers import (
@@ -143,7 +143,7 @@ class Received:
         connection = await nats.connect(self._url)
         try:
             await connection.subscribe("$JS.EVENT.ADVISORY.STREAM.>", cb=self._note)
-            await connection.flush()
+            await flushed(connection)
             self.has_begun = True
             while not self.has_ended:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

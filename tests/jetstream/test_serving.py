@@ -12,7 +12,7 @@ import pytest
 from nats.errors import NoRespondersError, TimeoutError
 
 from natslog.nats_server import NatsServer
-from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, with_nats
+from tests.harness import BrokerProcess, all_values, eventually, flushed, natslog, publish_acked, with_nats
 
 PERMISSIONS = """
 accounts {{ APP {{ users = [
@@ -209,7 +209,7 @@ def test_acks_are_no_requests_and_no_messages(tmp_path: Path) -> None:
             direct = {"seq": 1}
             for reply in ("b", "$JS.API.STREAM.DELETE.b"):
                 await connection.publish("$JS.API.STREAM.MSG.GET.a", json.dumps(direct).encode(), reply=reply)
-            await connection.flush()
+            await flushed(connection)
             return [(await js.stream_info(name)).state.messages for name in ("a", "b")]
 
         messages = with_nats(url, work)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from natslog.client import NatslogClient
-from tests.harness import BrokerProcess, eventually, publish_acked, with_nats
+from tests.harness import BrokerProcess, eventually, flushed, publish_acked, with_nats
 
 pytestmark = pytest.mark.spark
 
@@ -213,8 +213,8 @@ def test_start_below_the_log_start_is_loss_or_accepted(
         for _ in range(10):
             for _ in range(30):
                 await connection.publish(name, b"x" * 3000)
-            await connection.flush()
-            await connection.flush()
+            await flushed(connection)
+            await flushed(connection)
             await connection.request(name, b"y" * 3000, timeout=10)
 
     with_nats(nats_url, work)
