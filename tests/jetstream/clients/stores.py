@@ -81,8 +81,9 @@ async def key_value_watch(seen: Seen) -> None:
     for key in ("a", "b", "c", "a"):
         await kv.put(key, key.encode())
     await kv.delete("b")
+    updated = await _updates_of(watcher, 5)  # a purge removes what the watcher has not received yet
     await kv.purge("c")
-    seen.saw("watch all, updates", await _updates_of(watcher, 6))
+    seen.saw("watch all, updates", updated + await _updates_of(watcher, 1))
     await watcher.stop()
     watcher = await kv.watchall()
     seen.saw("watch all, present", await _until_marker(watcher))

@@ -153,8 +153,9 @@ func keyValueWatch(s *seen) {
 		must(bucket.PutString(s.ctx, key, key))
 	}
 	check(bucket.Delete(s.ctx, "b"))
+	updated := updatesOf(watcher, 5) // a purge removes what the watcher has not received yet
 	check(bucket.Purge(s.ctx, "c"))
-	s.saw("watch all, updates", updatesOf(watcher, 6))
+	s.saw("watch all, updates", append(updated, updatesOf(watcher, 1)...))
 	check(watcher.Stop())
 
 	present := func(step, keys string, options ...jetstream.WatchOpt) {
