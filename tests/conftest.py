@@ -99,7 +99,7 @@ class FilesTogether(LoadScopeScheduling):
         return f"spark {zlib.crc32(file.encode()) % _SPARK_SESSIONS}" if shares_spark else file
 
 
-_FIRST = ("tests/soak/", "tests/spark/")
+_FIRST = ("tests/soak/", "tests/spark/", "tests/columnar/test_table_job.py", "tests/columnar/test_switching.py")
 
 
 @pytest.hookimpl(trylast=True)
