@@ -1,7 +1,7 @@
 """Processes of natslog that start in a fraction of the time: forked from one that has imported everything.
 
 Theory of operation. A broker needs 0.9 s of a core until it is ready, a command 0.4 s, nearly all of it for imports,
-and the tests start thousands of both. `start` has a server, one for each process of pytest, fork instead: the child
+and the tests start thousands of both. `start` has a server, one for each process and network of pytest, fork instead: the child
 takes the files, variables and arguments that it is given, and runs the command line from there. It is a process as any
 other, with its own memory, signals and files; what it has not done itself is the import. The server has one thread of
 Python, as a fork copies no others; those of libraries (jemalloc's in pyarrow) are prepared for forks.
@@ -175,15 +175,17 @@ class _Server:
             return json.loads(self._socket.recv(_MAX_REQUEST))
 
 
-_servers: dict[int, _Server] = {}
+_servers: dict[tuple[int, str], _Server] = {}
 _starting = threading.Lock()
 
 
 def _server_here() -> _Server:
+    """In the network of this thread: see `Network.entered`."""
+    place = (os.getpid(), os.readlink("/proc/thread-self/ns/net"))
     with _starting:
-        if os.getpid() not in _servers:
-            _servers[os.getpid()] = _Server()
-        return _servers[os.getpid()]
+        if place not in _servers:
+            _servers[place] = _Server()
+        return _servers[place]
 
 
 def _serve(descriptor: int) -> dict[str, Any] | None:

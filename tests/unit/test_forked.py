@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests import forked
+from tests.chaos.network import Network, missing_for_network
 from tests.harness import eventually, natslog
 
 NATSLOG = [sys.executable, "-m", "natslog"]
@@ -65,3 +67,19 @@ def test_what_has_to_begin_in_another_way_is_not_forked(
     assert not isinstance(process, forked.ForkedProcess)
     assert process.wait(60) == 0
     assert (tmp_path / "out").read_text().startswith("natslog ")
+
+
+def test_process_is_in_the_network_of_the_thread_that_starts_it(tmp_path: Path) -> None:
+    if (lacking := missing_for_network()) is not None:
+        pytest.skip(lacking)
+    command = [*NATSLOG, "server", "--data-dir", str(tmp_path / "data"), "--nats-url", "nats://127.0.0.1:1"]
+    natslog("--version")
+    network = Network(1, f"forked{os.getpid()}")
+    with closing(network), network.entered(), (tmp_path / "log").open("wb") as log:
+        process = forked.start(command, os.environ, log, log)
+        try:
+            assert isinstance(process, forked.ForkedProcess)
+            assert os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/thread-self/ns/net")
+        finally:
+            process.kill()
+            process.wait(20)
