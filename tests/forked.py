@@ -1,7 +1,7 @@
 """Processes of natslog that start in a fraction of the time: forked from one that has imported everything.
 
 Theory of operation. A broker needs 0.9 s of a core until it is ready, a command 0.4 s, nearly all of it for imports,
-and the tests start thousands of both. `start` has a server, one for each process and network of pytest, fork instead: the child
+and the tests start thousands of both. `start` has a server, one for each process and network, fork instead: the child
 takes the files, variables and arguments that it is given, and runs the command line from there. It is a process as any
 other, with its own memory, signals and files; what it has not done itself is the import. The server has one thread of
 Python, as a fork copies no others; those of libraries (jemalloc's in pyarrow) are prepared for forks.
