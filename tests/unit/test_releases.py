@@ -79,9 +79,12 @@ def test_documentation_is_built_without_warnings(tmp_path: Path) -> None:
     assert "natslog is a consumer of NATS" in (tmp_path / "site" / "index.html").read_text()
 
 
-def test_workflow_runs_what_ci_runs() -> None:
+def test_workflow_runs_all_tests() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [".ci/run"]
+    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [
+        ".ci/run",
+        "make test-extended",
+    ]
 
 
 def test_hooks_run_programs_of_the_checkout() -> None:
