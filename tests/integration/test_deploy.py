@@ -283,7 +283,7 @@ def follow(hosts: Hosts, brokers: Sequence[Container], page: Block) -> None:
 
 
 def ask(hosts: Hosts, token: str | None, *arguments: str) -> Any:
-    """What the command line answers on a host of the cluster, which knows the names of the brokers."""
+    """What the command line answers on a host of the cluster, where the names of the brokers are resolved."""
     variables = {"NATSLOG_SERVER": f"http://{address(1)}:9292"} | ({} if token is None else {"NATSLOG_TOKEN": token})
     return json.loads(hosts.output(Container(3, ["natslog", *arguments], variables)))
 

@@ -56,7 +56,7 @@ def received(cluster: Cluster, call: str, body: Any = None) -> list[dict[str, An
 
 
 def answers(cluster: Cluster, call: str, body: Any = None) -> list[dict[str, Any]]:
-    """Without the NATS server's own, that nobody responds."""
+    """Without the NATS server's own, that there are no responders."""
     return [one for one in received(cluster, call, body) if one]
 
 

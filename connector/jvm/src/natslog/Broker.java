@@ -383,7 +383,7 @@ final class Broker {
     }
   }
 
-  /** Spark knows by its cause that the query or task was stopped. */
+  /** An error by whose cause Spark recognizes that the query or task was stopped. */
   static RuntimeException interrupted() {
     Thread.currentThread().interrupt();
     return new UncheckedIOException(new InterruptedIOException("interrupted while it waited for a broker"));

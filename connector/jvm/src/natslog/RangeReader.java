@@ -122,7 +122,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     return false;
   }
 
-  /** Rows without columns, of which the broker knows the number, where the identity may read all subjects. */
+  /** Rows without columns: the broker states how many, where the identity may read all subjects. */
   private boolean counted() {
     long upto = Math.min(end, at + Integer.MAX_VALUE - 1);
     Broker.Answer given = broker.ask("GET", "/v1/streams/" + Broker.inPath(range().stream()) + "/extent",
