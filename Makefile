@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install console check test test-all test-extended sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install console check kernels test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,14 +51,23 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: java jar console ## the tests, with real NATS and real Spark, in minutes (ARGS="tests/unit -k recovery" for some)
+kernels: $(STAMP) ## compile the kernels for the tests, which otherwise do that first
+	@$(BIN)/python -m tests.kernels
+
+test: java jar console ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery" for some)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases test)
 
-test-all: java jar console ## the long tests, which `make test` leaves out
-	@$(BIN)/python -m tests.phases test-all
+test-all: java jar console ## the long tests, which `make test` leaves out; PHASES="faults columnar" for some; REPORT=1: results
+	@$(BIN)/python -m tests.phases $(if $(REPORT),report test-all,test-all $(PHASES))
 
 test-extended: java jar console ## tests for before a release, in neither of both: other Sparks, new environments, repetitions
-	@$(BIN)/python -m tests.phases test-extended
+	@$(BIN)/python -m tests.phases $(if $(REPORT),report test-extended,test-extended $(PHASES))
+
+affected: java jar console ## the long tests whose subject has changed: SINCE=commit; 15 minutes at most
+	@$(BIN)/python -m tests.affected $(SINCE)
+
+size: $(STAMP) ## lines of product code by package and language
+	@$(BIN)/python -m tests.size
 
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))

@@ -68,7 +68,7 @@ class ClusterBroker(BrokerProcess):
         self.is_wanted = self.is_paused = False
         super().kill()
 
-    def terminate(self, timeout_s: float = 15.0) -> float:
+    def terminate(self, timeout_s: float = 60.0) -> float:
         self.is_wanted = False
         return super().terminate(timeout_s)
 

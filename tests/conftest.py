@@ -90,13 +90,20 @@ _SPARK_SESSIONS = 2
 
 class FilesTogether(LoadScopeScheduling):
     """`--dist loadfile`: a file stays in one process. The files that share a Spark session are two groups, each with a
-    session of its own.
+    session of its own. In `make test`, which has few of them, they share one, as those of the columnar reader do.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        shares_spark = file.startswith("tests/spark/") and not file.endswith(OWN_SPARKS)
-        return f"spark {zlib.crc32(file.encode()) % _SPARK_SESSIONS}" if shares_spark else file
+        is_short = "not long" in self.config.getoption("markexpr")
+        return scope_of(nodeid, 1 if is_short else _SPARK_SESSIONS, are_columnar_together=is_short)
+
+
+def scope_of(nodeid: str, spark_sessions: int, *, are_columnar_together: bool) -> str:
+    """Tests of one scope stay in one process."""
+    file = nodeid.partition("::")[0]
+    if file.startswith("tests/spark/") and not file.endswith(OWN_SPARKS):
+        return f"spark {zlib.crc32(file.encode()) % spark_sessions}"
+    return "columnar" if are_columnar_together and file.startswith("tests/columnar/") else file
 
 
 _FIRST = ("tests/soak/", "tests/spark/", "tests/columnar/test_table_job.py", "tests/columnar/test_switching.py")

@@ -1,13 +1,14 @@
 """The phases of `make test` and `make test-all`, and the report over all tests that ran.
 
     python -m tests.phases test       every phase without the tests marked `long`
-    python -m tests.phases test-all   every phase with the tests marked `long` only: nothing runs twice
+    python -m tests.phases test-all [PHASE …]   with the tests marked `long` only: nothing runs twice
     python -m tests.phases test-extended   those marked `extended`, which are in neither
-    python -m tests.phases report     the slowest tests, each skipped test with its reason, and the sum
+    python -m tests.phases report COMMAND  its slowest tests, each skipped test with its reason, and the sum
 
-Each phase is one pytest run. Its results are kept in `.test-results/` as JUnit XML until the same command runs again. A
-phase that takes longer than `PHASE_WITHIN_S`, or that still runs at `NATSLOG_TESTS_UNTIL` (seconds since 1970,
-set by `.ci/run`), is stopped. That, and an end without results, counts as one failed test.
+Each phase is one pytest run. Its results are kept in `.test-results/` until the same phase of the command runs again:
+JUnit XML, and beside it the commit that they belong to. A phase that takes longer than `PHASE_WITHIN_S`, or that still
+runs at `NATSLOG_TESTS_UNTIL` (seconds since 1970, set by `.ci/run`), is stopped. That, and an end without results,
+counts as one failed test.
 
 Where up to `MOST_REPEATED` tests of a phase failed, they run once more, with nothing beside them: what waits for real
 processes can fail on a machine that is busy. The report names those that passed only then; one that fails twice failed.
@@ -27,7 +28,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 from xml.etree import ElementTree
 
@@ -59,8 +59,10 @@ class Phase:
     folders: tuple[str, ...]
     distribution: tuple[str, ...] = ()
     marked: str = "not alone"
+    commands: tuple[str, ...] = tuple(SELECTIONS)
 
 
+_LONG_ONES = ("test-all", "test-extended")
 PHASES = (
     Phase(
         "pure",
@@ -80,79 +82,110 @@ PHASES = (
         "the columnar reader for Spark, in processes whose JVM has its jar: a file at a time on three of them",
         ("columnar",),
         ("-n3", "--dist=loadfile", "--no-loadscope-reorder"),
+        commands=_LONG_ONES,
     ),
     Phase(
         "faults",
         "processes that are killed, cut off, or without a disk: a file at a time on three processes, the longest first",
         ("soak", "chaos", "faults"),
         ("-n3", "--dist=loadfile", "--no-loadscope-reorder"),
+        commands=_LONG_ONES,
     ),
-    Phase("rates", "those that compare rates, one after the other", ("faults",), marked="alone"),
+    Phase(
+        "faults-and-columnar",
+        "one test of each kind: real faults, and the columnar reader for Spark; a file at a time on three processes",
+        ("columnar", "soak", "chaos", "faults"),
+        ("-n3", "--dist=loadfile", "--no-loadscope-reorder"),
+        commands=("test",),
+    ),
+    Phase("rates", "those that compare rates, one after the other", ("faults",), (), "alone", _LONG_ONES),
 )
 
 
 def main(arguments: list[str]) -> int:
     match arguments:
-        case [("test" | "test-all" | "test-extended") as command]:
-            return run_all(command)
-        case ["report"]:
-            return report()
+        case [("test" | "test-all" | "test-extended") as command, *names]:
+            return run_all(command, names)
+        case ["report", ("test" | "test-all" | "test-extended" | "affected") as command]:
+            return report(command)
         case _:
             print(__doc__, file=sys.stderr)
             return 2
 
 
-def run_all(command: str) -> int:
-    """Runs every phase, also after one that failed; 1 where any of them did."""
-    RESULTS.mkdir(exist_ok=True)
-    for former in RESULTS.glob(f"{command}.*.xml"):
-        former.unlink()
-    environment = quick_sparks(ROOT / ".test-cache")
-    _compile_kernels()
-    codes = [run_phase(command, phase, environment) for phase in PHASES]
+def run_all(command: str, names: Sequence[str] = ()) -> int:
+    """Runs every phase, or those that are named, also after one that failed; 1 where any of them did."""
+    phases = [one for one in PHASES if command in one.commands and (not names or one.name in names)]
+    if unknown := set(names) - {one.name for one in phases}:
+        print(f"{command} has no phase {sorted(unknown)}: {', '.join(p.name for p in PHASES)}", file=sys.stderr)
+        return 2
+    environment = prepare()
+    codes = [run_phase(command, phase, environment) for phase in phases]
     return int(any(code not in (_PASSED, _NO_TESTS_RAN) for code in codes))
 
 
-def _compile_kernels() -> None:
-    """Else the first brokers compile them, while tests wait for these."""
-    program = "from natslog.ingest.warmup import compile_aside; compile_aside()"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=600)
+def prepare() -> dict[str, str]:
+    """What all phases need first. Returns variables for pytest."""
+    RESULTS.mkdir(exist_ok=True)
+    compiling = subprocess.Popen([sys.executable, "-m", "tests.kernels"], cwd=ROOT)
+    environment = quick_sparks(ROOT / ".test-cache")
+    if compiling.wait():
+        raise SystemExit("the kernels could not be compiled")
+    # Hundreds of processes start: none of them has to compile what another one has compiled.
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | environment
 
 
-def run_phase(command: str, phase: Phase, variables: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Exit code of pytest, of the second run where there was one."""
+def run_phase(command: str, phase: Phase, environment: Mapping[str, str] | None = None) -> int:
+    """Exit code of pytest, of the second run where there was one.
+
+    Args:
+        environment: of pytest; None: the one of this process.
+    """
+    for former in RESULTS.glob(f"{command}.{phase.name}.*"):
+        former.unlink()
     print(f"\n== {command}, {phase.name}: {phase.title} ({', '.join(phase.folders)})", flush=True)
     shutil.rmtree(RESULTS / _FAILED_BEFORE, ignore_errors=True)
     name = f"{command}.{phase.name}"
-    code = _run(command, phase, name, phase.distribution, variables)
+    (RESULTS / f"{name}.commit").write_text(present_commit())
+    code = _run(command, phase, name, phase.distribution, environment)
     if code == _HAVE_FAILURES:
         failed = sum(case.outcome == "failed" for case in _cases_in(RESULTS / f"{name}.xml"))
         if failed <= MOST_REPEATED:
             print(f"\n== {command}, {phase.name}: {failed} that failed, once more", flush=True)
-            code = _run(command, phase, name + _REPEATED, ("--lf", "--lfnf=none"), variables)
+            code = _run(command, phase, name + _REPEATED, ("--lf", "--lfnf=none"), environment)
     return code
 
 
-def _run(command: str, phase: Phase, name: str, options: Sequence[str], variables: Mapping[str, str]) -> int:
+def present_commit() -> str:
+    """The checked-out one; whether files differ from it."""
+    asked = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty= with uncommitted changes"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "no commit"
+
+
+def _run(command: str, phase: Phase, name: str, options: Sequence[str], environment: Mapping[str, str] | None) -> int:
     results = RESULTS / f"{name}.xml"
     folders = [f"tests/{folder}" for folder in phase.folders]
     chosen = ["-m", f"{SELECTIONS[command]} and {phase.marked}", "-o", f"cache_dir={RESULTS / _FAILED_BEFORE}"]
     started_s = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", "--hypothesis-profile=ci", *folders, *chosen, *options]
     pytest.append(f"--junitxml={results}")
-    # Hundreds of processes start: none of them has to compile what another one has compiled.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | variables
-    process = subprocess.Popen(pytest, cwd=ROOT, env=environment, preexec_fn=_take_interrupts)
     problem, within_s = "", _within_s()
-    try:
-        code = process.wait(within_s)
-    except subprocess.TimeoutExpired:
+    code, is_stopped = run_until(pytest, within_s, environment)
+    if is_stopped:
         problem = f"it was stopped after {within_s:.0f} s"
-        code = _stop(process)
     if code not in (_PASSED, _HAVE_FAILURES, _NO_TESTS_RAN) or not results.exists():
         _note_problem(name, problem or f"pytest ended with exit code {code}")
     print(f"== {name}: {time.monotonic() - started_s:.0f} s", flush=True)
     return code
+
+
+def run_until(pytest: Sequence[str | Path], within_s: float, environment: Mapping[str, str] | None) -> tuple[int, bool]:
+    """Its exit code, and whether it was stopped because its time was over."""
+    process = subprocess.Popen(pytest, cwd=ROOT, env=environment, preexec_fn=_take_interrupts)
+    try:
+        return process.wait(within_s), False
+    except subprocess.TimeoutExpired:
+        return _stop(process), True
 
 
 def _within_s() -> float:
@@ -199,9 +232,13 @@ class Case:
     reason: str = ""
 
 
-def report(results: Path = RESULTS) -> int:
-    """Prints what `.ci/run` ends with; 1 where a test failed or none ran."""
-    cases = list(cases_of(results))
+def report(command: str, results: Path = RESULTS) -> int:
+    """Prints what `.ci/run` ends with, and what a closing note states; 1 where a test failed or none ran."""
+    cases = list(cases_of(results, command))
+    print(f"\n== {command}: each part with its commit")
+    for path in sorted(results.glob(f"{command}.*.commit")):
+        part = [*_cases_in(path.with_suffix(".xml"))] if path.with_suffix(".xml").exists() else []
+        print(f"{path.stem}: {len(part)} tests, commit {path.read_text()}")
     print(f"\n== the {SLOWEST} slowest tests of {len(cases)}, with their fixtures")
     for case in sorted(cases, key=lambda one: one.took_s, reverse=True)[:SLOWEST]:
         print(f"{case.took_s:8.1f} s  {case.name}")
@@ -227,8 +264,8 @@ def behaviour(cases: Sequence[Case]) -> str:
     return f"{counts['spark']} tests with the Python source, {counts['columnar']} with the columnar reader"
 
 
-def cases_of(results: Path) -> Iterator[Case]:
-    found = {path.stem: _cases_in(path) for path in results.glob("*.xml")}
+def cases_of(results: Path, command: str) -> Iterator[Case]:
+    found = {path.stem: _cases_in(path) for path in results.glob(f"{command}.*.xml")}
     for name, cases in sorted(found.items()):
         if not name.endswith(_REPEATED):
             second = {case.name for case in found.get(name + _REPEATED, []) if case.outcome == "passed"}

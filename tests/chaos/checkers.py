@@ -397,7 +397,7 @@ def end_all(cluster: Cluster, holders: dict[str, list[ClusterBroker]]) -> list[V
     found = []
     for broker in cluster.brokers:
         try:
-            broker.terminate(30)
+            broker.terminate()
         except (AssertionError, subprocess.TimeoutExpired) as error:
             broker.kill()
             found.append(

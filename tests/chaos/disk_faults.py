@@ -194,7 +194,7 @@ def _stop(scene: Scene, broker: ClusterBroker) -> None:
     if scene.chance.random() < 0.5:
         broker.kill()
     else:
-        broker.terminate(20)
+        broker.terminate()
 
 
 def damage_broker_file(scene: Scene) -> Fault:
@@ -223,7 +223,7 @@ def restore_folder(scene: Scene) -> Fault:
     """An older copy of a broker's folder is put back: it takes part in nothing, and says so; then it is replaced."""
     scene.cluster.wait_in_sync(60)
     broker, place = scene.pick()
-    broker.terminate(20)
+    broker.terminate()
     copy = damage.copy_folder(broker)
     scene.start(broker)
     scene.cluster.wait_in_sync(60)

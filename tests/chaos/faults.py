@@ -80,7 +80,7 @@ def rolling_restart(scene: Scene) -> Fault:
     def roll() -> None:
         for broker in scene.cluster.brokers:
             broken_s.append(time.monotonic())
-            broker.terminate(20)
+            broker.terminate()
             scene.start(broker)
             scene.cluster.wait_in_sync(60)
 

@@ -15,11 +15,23 @@ from tests.spark.conftest import folder, reader, session, shared
 __all__ = ["folder", "reader", "shared", "spark"]
 
 
+IN_MAKE_TEST = (
+    "test_batch.py::test_source_is_found_without_registration_and_has_the_promised_columns",
+    "test_batch.py::test_ranges",
+    "test_stream.py::test_restart_from_the_checkpoint_goes_on_where_it_was",
+    "test_damage.py::test_response_that_is_damaged_every_time_is_an_error",
+)
+"""One short test of each kind. The others take minutes, and run in `make test-all`."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They take minutes."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and not is_in_make_test(item.nodeid):
             item.add_marker(pytest.mark.long)
+
+
+def is_in_make_test(nodeid: str) -> bool:
+    return nodeid.partition("[")[0].rpartition("/")[2] in IN_MAKE_TEST
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ def in_thread(cluster: Cluster, work: Callable[[nats.NATS], Coroutine[Any, Any, 
 def publish_with(cluster: Cluster, subject: str, *messages: tuple[bytes, dict[str, str]]) -> None:
     async def sent(connection: nats.NATS) -> None:
         for value, headers in messages:
-            await connection.request(subject, value, headers=headers, timeout=10)
+            await connection.request(subject, value, headers=headers, timeout=30)
 
     in_thread(cluster, sent)
 
@@ -191,7 +191,7 @@ def test_numbers_of_a_jetstream_consumer_are_those_of_its_info(tab: Tab, cluster
     async def used(connection: nats.NATS) -> ConsumerInfo:
         jetstream = connection.jetstream(timeout=20)
         for at in range(50):
-            await connection.request("jobs", b"%d" % at, timeout=10)
+            await connection.request("jobs", b"%d" % at, timeout=30)
         subscription = await jetstream.pull_subscribe("", "worker", stream="jobs")
         messages = await subscription.fetch(20, timeout=20)
         for message in messages[:15]:

@@ -319,6 +319,7 @@ def test_files_of_the_console_are_requested_once(browser: Browser, cluster: Clus
             page.close()
 
 
+@pytest.mark.long
 def test_a_page_of_another_version_finds_its_files(cluster: Cluster) -> None:
     broker = cluster.brokers[0]
     current = urllib3.request("GET", f"{broker.url}/").data.decode()

@@ -344,7 +344,7 @@ def disk_that_is_full_and_store_that_is_full(watched: Watched) -> None:
 
 
 async def _fill_store(connection: Any) -> None:
-    while "error" not in json.loads((await connection.request("bulk", bytes(500_000), timeout=20)).data):
+    while "error" not in json.loads((await connection.request("bulk", bytes(500_000), timeout=30)).data):
         pass
 
 

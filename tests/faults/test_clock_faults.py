@@ -61,7 +61,7 @@ def stays(read: Any, expected: Any, for_s: float) -> None:
 
 
 def readiness(broker: BrokerProcess) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{broker.url}/readyz", timeout=5) as answer:
+    with urllib.request.urlopen(f"{broker.url}/readyz", timeout=30) as answer:
         return dict(json.load(answer))
 
 

@@ -223,7 +223,7 @@ def test_rolling_restart_shows_a_publisher_no_error(cluster: Cluster) -> None:
     with under_load(cluster) as load:
         for broker in cluster.brokers:
             with load.fault(f"restart of broker {broker.number}"):
-                broker.terminate(20)
+                broker.terminate()
                 broker.spawn()
         assert [publisher.errors for publisher in load.publishers] == [[], []]
         assert load.broken_promises() == []
@@ -315,7 +315,7 @@ def test_damaged_raft_log_refuses_to_start_and_the_broker_is_replaced(cluster: C
     with under_load(cluster) as load:
         follower = load.follower()
         with load.fault("raft log damaged"):
-            follower.terminate(20)
+            follower.terminate()
             log = damage.files_of_kind(follower, "", "raft-log")[0]
             content = bytearray(log.read_bytes())
             content[damage.used_bytes(log) // 2] ^= 1
@@ -338,7 +338,6 @@ def hosts(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.long
 def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
     network = hosts.network
     assert network is not None, "these have hosts"
@@ -364,7 +363,7 @@ def test_leader_cut_off_from_nats_hands_over_until_it_hears_nats_again(hosts: Cl
         with load.fault("leader cut off from NATS"):
             network.cut(NATS, leader.number)
             network.cut(leader.number, NATS)
-            eventually(lambda: load.leader() is not leader, RESUME_WITHIN_S, "another leads")
+            eventually(lambda: load.leader() is not leader, RESUME_WITHIN_S, "another leads", is_promise=True)
             load.wait_until_resumed()
             assert leader.ask("GET", "/readyz").status == 503, "it says that it hears no NATS"  # type: ignore[union-attr]
             network.heal()

@@ -71,7 +71,8 @@ def fill(folder: Path) -> Path:
 NEW = {"name": "new", "subject": "new"}
 
 
-@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("level", [1, 2])
 def test_metadata_lives_from_its_reserve_while_the_disk_is_full_to_the_last_byte(small_disk: Path, level: int) -> None:
     """What needs more room is refused and may be tried again; deletions and other changes go on; it heals by itself."""
     subprocess.run(["mount", "-o", "remount,size=32m", str(small_disk)], check=True)
@@ -112,7 +113,7 @@ def error_of(broker: BrokerProcess, method: str, path: str, body: dict[str, Any]
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20):
+        with urllib.request.urlopen(request, timeout=30):
             return {}
     except urllib.error.HTTPError as error:
         return {**json.loads(error.read())["error"], "status": error.code}

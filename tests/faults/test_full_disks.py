@@ -176,7 +176,7 @@ def after(cluster: Cluster, client: NatslogClient, written: Written, pids: list[
         assert broker.exit_code is None, broker.output()[-2000:]
         eventually(lambda broker=broker: shows_all(written, broker), 20, "removals reach every replica")
     for broker in cluster.brokers:
-        broker.terminate(30)
+        broker.terminate()
         assert check_files(broker.folder, broker.number, set()) == []
 
 

@@ -62,7 +62,10 @@ def first_bytes(connection: socket.socket) -> bytes:
         connection.settimeout(10)
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT"], ids=["silent", "half a request"])
+@pytest.mark.parametrize(
+    "sent",
+    [pytest.param(b"", id="silent"), pytest.param(b"GET /healthz HT", id="half a request", marks=pytest.mark.long)],
+)
 def test_more_idle_connections_than_files_leave_room_for_the_others(tmp_path: Path, sent: bytes) -> None:
     with limited(tmp_path / "own", FILES) as (nats, broker), ExitStack() as idle:
         broker.client().create_stream("orders", "orders")
@@ -83,6 +86,7 @@ def test_more_idle_connections_than_files_leave_room_for_the_others(tmp_path: Pa
         assert broker.terminate() < 5
 
 
+@pytest.mark.long
 def test_more_long_polls_than_connections_are_refused_and_operators_still_served(tmp_path: Path) -> None:
     with limited(tmp_path / "own", FILES) as (nats, broker), ExitStack() as polling:
         broker.client().create_stream("orders", "orders")
@@ -271,7 +275,7 @@ def test_slow_readers_of_rewritten_answers_take_little_from_the_others(tmp_path:
         assert memory[-1] < 600 * 2**20
         assert during[0] > 0.5 * before[0]
         assert during[1] > 0.5 * before[1]
-        seconds = broker.terminate(30)
+        seconds = broker.terminate()
         assert seconds < 5, seconds
 
 

@@ -50,6 +50,7 @@ def scrubbed(client: NatslogClient, name: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_damaged_replicas_are_found_and_repaired(cluster: Cluster) -> None:
     with cluster.client() as client:
         stream_id, values = filled(cluster, client, "copied", 3)
@@ -153,6 +154,7 @@ def told_of(client: NatslogClient, stream: str) -> set[str]:
     return {row["subject"] for row in rows if json.loads(row["value"]).get("stream") == stream}
 
 
+@pytest.mark.long
 def test_loss_on_all_replicas_is_accepted_and_equal_on_all(cluster: Cluster) -> None:
     with cluster.client() as client:
         stream_id, values = filled(cluster, client, "unlucky", 3)

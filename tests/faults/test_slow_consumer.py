@@ -35,7 +35,7 @@ def test_flood_on_one_stream_is_counted_and_leaves_the_others_connected(tmp_path
             os.kill(broker.pid, signal.SIGSTOP)
             try:
                 asks = [
-                    asyncio.create_task(connection.request(f"s{at}", b"x", timeout=20)) for at in range(1, len(ids))
+                    asyncio.create_task(connection.request(f"s{at}", b"x", timeout=30)) for at in range(1, len(ids))
                 ]
                 for _ in range(64):
                     await connection.publish("s0", bytes(MIB - 1000))

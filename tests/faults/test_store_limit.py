@@ -48,6 +48,7 @@ def wait_for_events(client: NatslogClient, *expected: str) -> None:
     eventually(lambda: room_events(client) == list(expected), what=f"the events {expected}")
 
 
+@pytest.mark.long
 def test_messages_are_refused_at_the_limit_and_accepted_when_streams_take_less(tmp_path: Path) -> None:
     with running(tmp_path, max_store_bytes=LIMIT, retention_interval="200ms", tombstone_grace="1s") as (nats, broker):
         client = broker.client()

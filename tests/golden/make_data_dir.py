@@ -1,7 +1,8 @@
-"""Made the data folders of natslog 0.1.0 in this folder, by running it: `python -m tests.golden.make_data_dir FOLDER`.
+"""Made the data folders of released versions in this folder, by running them: `python -m tests.golden.make_data_dir
+VERSION FOLDER`.
 
 `data-dir-v0.1.0` is of a broker alone, `cluster-v0.1.0/broker-N` of three; `expected.json` beside each holds what its
-brokers answered. For another version add a function and folders; never edit what is there.
+brokers answered. For another version add to what is stored, and folders; never edit what is there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +21,34 @@ import pyarrow as pa
 
 from natslog.client import NatslogClient
 from natslog.client.appending import PartUploader
+from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import NatsServer
+from natslog.wire.row_hashes import as_ids, position_starts, row_hashes
 from tests.cluster_harness import Cluster, ClusterOptions
-from tests.harness import BrokerProcess, eventually, publish_acked
+from tests.harness import BrokerProcess, eventually, publish_acked, with_nats
 from tests.released import V0_1_0, use_release
 
 SMALL = {"segment_bytes": "8KiB", "retention_interval": "300ms"}
+_REMADE = ("lock", "pulse", "staged", "reserve")
+"""By a broker that starts."""
 
 
-def make(folder: Path) -> None:
+def make(version: str, folder: Path) -> None:
     """Both sets, new."""
     with tempfile.TemporaryDirectory() as scratch:
-        _make_single(Path(scratch), folder / "data-dir-v0.1.0")
-        _make_cluster(Path(scratch) / "three", folder / "cluster-v0.1.0")
+        _make_single(version, Path(scratch), folder / f"data-dir-v{version}")
+        _make_cluster(version, Path(scratch) / "three", folder / f"cluster-v{version}")
 
 
-def _make_single(scratch: Path, target: Path) -> None:
+def _make_single(version: str, scratch: Path, target: Path) -> None:
     nats = NatsServer(0, scratch / "nats.log").start()
-    broker = use_release(BrokerProcess(scratch / "data", nats.url, **SMALL), V0_1_0)
+    settings = SMALL if version == V0_1_0 else SMALL | {"nats_leaf_url": nats.leaf_url}
+    broker = use_release(BrokerProcess(scratch / "data", nats.url, **settings), version)
     try:
         with broker.start().client() as client:
             _fill(client, nats.url, replicas=1)
+            if version != V0_1_0:
+                fill_level_2(client, nats.url, replicas=1)
         expected = answers_of(broker.url)
         broker.terminate()
     finally:
@@ -49,16 +58,19 @@ def _make_single(scratch: Path, target: Path) -> None:
     (target / "expected.json").write_text(json.dumps(expected))
 
 
-def _make_cluster(scratch: Path, target: Path) -> None:
-    cluster = Cluster(scratch, ClusterOptions(settings=SMALL))
+def _make_cluster(version: str, scratch: Path, target: Path) -> None:
+    cluster = Cluster(scratch, ClusterOptions(settings=SMALL, has_leafnodes=version != V0_1_0))
     try:
         for broker in cluster.brokers:
-            use_release(broker, V0_1_0)
+            use_release(broker, version)
         cluster.start()
         with cluster.client() as client:
             _fill(client, cluster.nats_url, replicas=3)
+            if version != V0_1_0:
+                fill_level_2(client, cluster.nats_url, replicas=3)
         cluster.wait_in_sync()
-        for name in ("orders", "events"):
+        expected = answers_of(cluster.broker(1).url)
+        for name in expected["streams"]:
             cluster.wait_replicated(name)
         expected = answers_of(cluster.broker(1).url)
         for broker in cluster.brokers:
@@ -93,9 +105,55 @@ def _fill(client: NatslogClient, nats_url: str, replicas: int) -> None:
     time.sleep(1.5)  # rolled segments are sealed, checkpoints are written
 
 
+def fill_level_2(client: NatslogClient, nats_url: str, replicas: int) -> None:
+    """What natslog stores from feature level 2 on: removal, companion logs, conditions, packed ids, envelopes, the
+    JetStream API with a consumer and a bucket.
+    """
+    create = partial(client.create_stream, replicas=replicas)
+    create("several", ["several.a", "several.b.>"], max_messages_per_subject=2)
+    for at in range(4):
+        for subject in ("several.a", "several.b.c"):
+            publish_acked(nats_url, subject, [b"%d" % at])
+    create("table", "table.>", compact=True)
+    for at in range(4):
+        publish_acked(nats_url, f"table.{at}", [b"version %d" % at], {"Natslog-Key": f"key-{at % 2}"})
+    create("shortened", "shortened.>", allow_rollup=True)
+    for at in range(8):
+        publish_acked(nats_url, f"shortened.{at % 4}", [b"%d" % at])
+    publish_acked(nats_url, "shortened.3", [b"rolled up"], {"Nats-Rollup": "sub"})
+    client.delete_message("shortened", 2)
+    client.erase("shortened", subject="shortened.1")
+    create("sealed", "sealed", max_messages=5, discard="new")
+    publish_acked(nats_url, "sealed", [b"%d" % at for at in range(7)])
+    client.seal("sealed")
+    subjects, values = pa.array(["orders.rows"] * 50), pa.array([b"row %d" % at for at in range(50)])
+    ids = as_ids(row_hashes(subjects, values, None, None, position_starts("golden", 0, 50)))
+    with Publisher(nats_url) as publisher:
+        publisher.publish(Rows(subjects, values, ids=ids), "stored")
+    with Publisher(nats_url, envelope=True) as publisher:
+        publisher.publish(Rows(subjects, values), "stored")
+    with_nats(nats_url, lambda connection: _use_jetstream(connection, replicas))
+    time.sleep(1.5)  # positions of consumers are stored
+
+
+async def _use_jetstream(connection: Any, replicas: int) -> None:
+    js = connection.jetstream(timeout=20)
+    await js.add_stream(name="WORK", subjects=["work.>"], num_replicas=replicas)
+    for at in range(6):
+        await js.publish(f"work.{at}", b"job %d" % at)
+    worker = await js.pull_subscribe("work.>", durable="worker")
+    for message in (await worker.fetch(3, timeout=10))[:2]:
+        await message.ack_sync()
+    bucket = await js.create_key_value(bucket="settings", history=2, replicas=replicas)
+    for at in range(3):
+        await bucket.put("limit", b"%d" % at)
+    await bucket.delete("limit")
+    await bucket.put("name", "grün".encode())
+
+
 def answers_of(url: str) -> dict[str, Any]:
     """What a broker serves: messages of each stream, its settings, cursors."""
-    streams = {one["name"]: one for one in _get(url, "/v1/streams")}
+    streams = {one["name"]: one for one in _get(url, "/v1/streams") if not one["name"].startswith("__")}
     settings = ("id", "subject", "compression", "dedupe_window", "paused", "replicas", "min_isr")
     positions = ("log_start_offset", "high_watermark")
     return {
@@ -112,18 +170,18 @@ def _messages(url: str, name: str) -> list[Any]:
     asked = urllib.request.Request(
         f"{url}/v1/streams/{name}/messages?start=earliest&end=latest", headers={"Accept": "application/x-ndjson"}
     )
-    with urllib.request.urlopen(asked, timeout=10) as answer:
+    with urllib.request.urlopen(asked, timeout=30) as answer:
         return [json.loads(line) for line in answer.read().decode().splitlines()]
 
 
 def _get(url: str, path: str) -> Any:
-    with urllib.request.urlopen(url + path, timeout=10) as answer:
+    with urllib.request.urlopen(url + path, timeout=30) as answer:
         return json.load(answer)
 
 
 def _keep(folder: Path, target: Path) -> None:
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("lock", "pulse", "staged"))
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(*_REMADE))
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(sys.argv[1], Path(sys.argv[2]))

@@ -40,6 +40,6 @@ async def played(nats: Any, prefix: str, stream: str, script: Script, value_byte
     answers, value = [], b"x" * value_bytes
     for subject, headers in script:
         given = {name: value.format(stream=stream) for name, value in headers.items()}
-        answer = await nats.request(f"{prefix}.{subject}", value, timeout=20, headers=given or None)
+        answer = await nats.request(f"{prefix}.{subject}", value, timeout=30, headers=given or None)
         answers.append(shown(json.loads(answer.data)))
     return answers

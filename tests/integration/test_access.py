@@ -205,7 +205,7 @@ class Secured:
         method, pattern = call.split(" ")
         token = self.tokens[identity]
         given = BODIES.get(call) if body is None else body
-        connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=30)
         try:
             connection.request(
                 method,
@@ -319,7 +319,7 @@ def test_lists_show_only_streams_on_which_something_is_permitted(secured: Secure
 def rows_of(secured: Secured, identity: str, query: str = "") -> list[dict[str, Any]]:
     """As lines of JSON."""
     token = secured.tokens[identity]
-    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
     headers = {"Authorization": f"Bearer {token}", "Accept": "application/x-ndjson"}
     connection.request("GET", f"/v1/streams/{STREAM}/messages?start=0{query}", headers=headers)
     answer = connection.getresponse()
@@ -522,7 +522,7 @@ def test_refused_requests_are_counted(secured: Secured) -> None:
 def test_a_repeated_request_for_a_token_never_returns_a_token_that_is_not_valid(secured: Secured) -> None:
     answers = []
     for _ in range(2):
-        connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
         headers = {"Authorization": f"Bearer {secured.tokens['admin']}", "Natslog-Request-Id": "the-same-request-1"}
         connection.request("POST", "/v1/tokens", body=json.dumps({"identity": "twice"}), headers=headers)
         answer = connection.getresponse()
@@ -659,7 +659,7 @@ def test_who_disconnects_before_the_end_of_a_response_has_paid_for_it(secured: S
     identity_with(secured, "leaver", ("read", "large", ">"))
     quota = {"bytes_out_per_s": 1_000_000}
     assert secured.ask("PUT /v1/quotas", query="?identity=leaver", body=quota)[0] == 200
-    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
     headers = {"Authorization": f"Bearer {secured.tokens['leaver']}"}
     connection.request("GET", "/v1/streams/large/messages?start=0&max_bytes=10000000", headers=headers)
     answer = connection.getresponse()
@@ -689,7 +689,7 @@ def test_subjects_of_a_stream_are_shown_only_to_those_who_may_see_it(secured: Se
 def test_a_malformed_header_with_a_token_is_refused_without_showing_it(secured: Secured) -> None:
     token = secured.tokens["reader"]
     assert token is not None
-    with socket.create_connection(("127.0.0.1", secured.broker.http_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", secured.broker.http_port), timeout=30) as connection:
         connection.sendall(f"GET /v1/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer\r\n {token}\r\n\r\n".encode())
         answer = b""
         while data := connection.recv(65536):

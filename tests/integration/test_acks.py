@@ -27,7 +27,7 @@ async def service(connection: Any, subject: str) -> None:
 def answers_of(nats_url: str, subject: str, headers: dict[str, str] | None = None) -> list[bytes]:
     async def work(connection: Any) -> list[bytes]:
         await service(connection, subject)
-        asks = [connection.request(subject, b"%d" % at, timeout=10, headers=headers) for at in range(5)]
+        asks = [connection.request(subject, b"%d" % at, timeout=30, headers=headers) for at in range(5)]
         return [answer.data for answer in await asyncio.gather(*asks)]
 
     return with_nats(nats_url, work)
@@ -130,6 +130,7 @@ def test_prefixes_of_clients_are_a_setting(tmp_path: Path) -> None:
             client.edit_stream("replies", subjects=["replies.us.>", "replies.eu.x"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix", ["_INBOX", "a b.", "$JS.", "*.", ">.", "_INBOX.,x"])
 def test_prefix_that_cannot_be_is_refused(tmp_path: Path, prefix: str) -> None:
     arguments = ("--data-dir", str(tmp_path), "--http-port", "0", "--ack-reply-prefixes", prefix)

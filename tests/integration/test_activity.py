@@ -72,6 +72,7 @@ def test_internal_stream_is_hidden_and_readable(broker: BrokerProcess, client: N
     assert "broker.started  broker 1" in natslog("activity", url=broker.url).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

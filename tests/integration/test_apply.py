@@ -55,6 +55,7 @@ def names(client: NatslogClient) -> set[str]:
 # ---- create, change, nothing ----
 
 
+@pytest.mark.long
 def test_streams_are_created_and_changed_as_declared_and_the_second_run_changes_nothing(
     apply: Applied, client: NatslogClient, name: str
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_deletion_may_name_what_it_is_for(client: NatslogClient, name: str) ->
 # ---- deletions ----
 
 
+@pytest.mark.long
 def test_prune_deletes_what_is_declared_no_more_and_nothing_else(
     apply: Applied, client: NatslogClient, nats_url: str, name: str
 ) -> None:
@@ -164,6 +166,7 @@ def test_prune_deletes_what_is_declared_no_more_and_nothing_else(
     apply(text, "--prune", "--yes", "--dry-run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_deletions_are_confirmed_on_a_terminal(apply: Applied, client: NatslogClient, name: str, answer: str) -> None:
     apply(declare(name, f"{name}-a", f"{name}-b"))
@@ -175,6 +178,7 @@ def test_deletions_are_confirmed_on_a_terminal(apply: Applied, client: NatslogCl
     assert (code, present) == expected
 
 
+@pytest.mark.long
 def test_empty_and_truncated_files_delete_nothing(apply: Applied, client: NatslogClient, name: str) -> None:
     streams = [f"{name}-{at}" for at in range(5)]
     apply(declare(name, *streams))
@@ -188,6 +192,7 @@ def test_empty_and_truncated_files_delete_nothing(apply: Applied, client: Natslo
     assert not set(streams) & names(client)
 
 
+@pytest.mark.long
 def test_a_protected_stream_is_not_deleted_by_any_api_until_that_is_turned_off(
     apply: Applied, client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str
 ) -> None:
@@ -203,7 +208,9 @@ def test_a_protected_stream_is_not_deleted_by_any_api_until_that_is_turned_off(
     assert "has prevent_delete, and was not deleted" in refused.stderr
     with pytest.raises(RemovalDenied):
         client.delete_stream(kept)
-    answer = json.loads(with_nats(nats_url, lambda nats: nats.request(f"$JS.API.STREAM.DELETE.{kept}", timeout=5)).data)
+    answer = json.loads(
+        with_nats(nats_url, lambda nats: nats.request(f"$JS.API.STREAM.DELETE.{kept}", timeout=30)).data
+    )
     assert (answer["error"]["err_code"], "prevent_delete" in answer["error"]["description"]) == (10050, True)
     client.seal(kept)
     natslog("stream", "edit", kept, "--no-prevent-delete", url=broker.url)
@@ -298,6 +305,7 @@ def test_streams_printed_as_a_file_are_as_that_file_declares_them(apply: Applied
 # ---- access, and clusters ----
 
 
+@pytest.mark.long
 def test_each_stream_that_an_identity_may_not_manage_is_an_error_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

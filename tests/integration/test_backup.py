@@ -157,6 +157,7 @@ def test_stored_batches_are_exported_byte_for_byte_into_files_that_any_arrow_rea
     assert "all CRCs are correct" in verified.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", [pytest.param("none", marks=pytest.mark.long), "zstd"])
 def test_removed_offsets_stay_removed(
     compression: str, there: NatslogClient, other: BrokerProcess, name: str, tmp_path: Path

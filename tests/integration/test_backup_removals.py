@@ -35,6 +35,7 @@ def there(other: BrokerProcess) -> Iterator[NatslogClient]:
         yield client
 
 
+@pytest.mark.long
 def test_removals_between_two_increments_are_carried(
     broker: BrokerProcess, client: NatslogClient, there: NatslogClient, filled: str, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_removals_between_two_increments_are_carried(
     assert there.stream(filled)["settings_version"] == epoch
 
 
+@pytest.mark.long
 def test_erased_bytes_leave_the_export_and_what_was_imported_from_it(
     broker: BrokerProcess, client: NatslogClient, there: NatslogClient, other: BrokerProcess, name: str, tmp_path: Path
 ) -> None:
@@ -170,7 +172,7 @@ def test_gaps_of_an_imported_stream_are_removed_messages_on_all_replicas(
         eventually(lambda: is_stored(cluster.nats.url, f"{filled}.new", b"100"), what="the leader has subscribed")
         assert numbers(there, filled) == [*expected, 100]
         for broker in cluster.brokers:
-            broker.terminate(30)
+            broker.terminate()
             assert "all CRCs are correct" in natslog("verify", str(broker.folder)).stdout
 
 

@@ -31,6 +31,7 @@ def check_latency(latency: dict[str, float]) -> None:
     assert all(lower <= higher for lower, higher in pairwise(latency.values()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["stream", "subject"])
 def test_pub_reports_what_the_stream_holds(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, to: str
@@ -60,6 +61,7 @@ def test_pub_for_a_time_acks_all_that_it_has_sent(
     assert found["seconds"] >= 0.3
 
 
+@pytest.mark.long
 def test_pub_without_acks_has_no_latency(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str
 ) -> None:
@@ -179,6 +181,7 @@ def test_read_with_follow_where_nothing_comes_ends_in_time(broker: BrokerProcess
     assert "no new message came" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -66,6 +66,7 @@ def test_stream_commands_from_create_to_rm(broker: BrokerProcess, name: str) -> 
     assert (gone.returncode, gone.stderr) == (1, said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("said", ["", *(pytest.param(one, marks=pytest.mark.long) for one in ("y\n", "n\n"))])
 def test_rm_without_a_terminal_deletes_only_with_yes(broker: BrokerProcess, stream: str, said: str) -> None:
     refused = natslog("stream", "rm", stream, url=broker.url, input=said, check=False)
@@ -159,6 +160,7 @@ def test_pub_of_one_json_object_takes_its_fields(client: NatslogClient, nats_url
     assert (row["subject"], row["key"], row["value"]) == (f"{stream}.x", b"7", b'{"to": "x", "n": 7}')
 
 
+@pytest.mark.long
 def test_pub_without_payload_takes_standard_input_as_one_message(
     client: NatslogClient, nats_url: str, stream: str
 ) -> None:
@@ -214,6 +216,7 @@ def test_pub_refuses_a_field_that_is_no_level_of_a_subject(nats_url: str, tmp_pa
     assert ("use --in-subject escape or --in-subject split" in done.stderr) == bool(value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("option", "expected"), [("escape", "10%2E0%2E0%2E1"), ("split", "10.0.0.1")])
 def test_pub_escapes_or_splits_a_field_on_request(
     client: NatslogClient, nats_url: str, stream: str, option: str, expected: str
@@ -252,6 +255,7 @@ def test_pub_sends_headers(broker: BrokerProcess, client: NatslogClient, nats_ur
         assert why in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "first"),
     [
@@ -277,6 +281,7 @@ def test_pub_of_a_line_beyond_the_servers_limit_names_it_in_bounded_memory(
     assert peak_kib < usual_kib + 32 * 1024, f"{peak_kib} KiB instead of {usual_kib} KiB"
 
 
+@pytest.mark.long
 def test_pub_of_standard_input_without_end_is_refused_in_bounded_memory(nats_url: str) -> None:
     with open("/dev/zero", "rb") as endless:
         done = natslog("pub", "x", "--nats-url", nats_url, check=False, stdin=endless)
@@ -415,6 +420,7 @@ def test_cat_of_arrow_to_a_terminal_is_refused(broker: BrokerProcess, stream: st
     assert (code, "redirect it to a file or a pipe" in shown) == (1, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [("cat", "STREAM"), ("cat", "STREAM", "--arrow"), ("stream", "ls"), ("--help",)])
 def test_closed_pipe_ends_a_command_quietly(
     broker: BrokerProcess, nats_url: str, stream: str, arguments: tuple[str, ...]
@@ -429,6 +435,7 @@ def test_closed_pipe_ends_a_command_quietly(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [("cat", "STREAM"), ("cat", "STREAM", "--arrow"), ("stream", "ls"), ("--help",)])
 def test_full_disk_behind_standard_output_is_one_sentence(
     broker: BrokerProcess, nats_url: str, stream: str, arguments: tuple[str, ...]

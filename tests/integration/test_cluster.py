@@ -426,11 +426,11 @@ def test_brokers_stop_within_five_seconds_one_after_another_and_all_at_once(tmp_
             publish_acked(cluster.nats.url, f"s{at}", [b"x"] * 10)
         took = []
         for broker in cluster.brokers:
-            took.append(broker.terminate(20))
+            took.append(broker.terminate())
             broker.start()
             cluster.wait_in_sync()
         with ThreadPoolExecutor(3) as pool:
-            took += pool.map(lambda broker: broker.terminate(20), cluster.brokers)
+            took += pool.map(lambda broker: broker.terminate(), cluster.brokers)
         assert max(took) < 5, took
 
 

@@ -76,6 +76,7 @@ def test_columns_of_any_range_are_those_of_its_rows(broker: BrokerProcess) -> No
                 assert following == end or limit
 
 
+@pytest.mark.long
 def test_columns_are_not_decoded(broker: BrokerProcess) -> None:
     query: dict[str, Any] = {"start": 10, "end": ROWS, "columns": "offset", "max_bytes": 1 << 30}
     path = "/v1/streams/s/messages?" + "&".join(f"{name}={value}" for name, value in query.items())

@@ -65,7 +65,7 @@ def stream(server: NatsServer, name: str) -> str:
 def asked(url: str, call: str, body: Any = None) -> dict[str, Any]:
     async def work(connection: Any) -> dict[str, Any]:
         payload = b"" if body is None else json.dumps(body).encode()
-        return dict(json.loads((await connection.request(f"$JS.API.{call}", payload, timeout=10)).data or b"{}"))
+        return dict(json.loads((await connection.request(f"$JS.API.{call}", payload, timeout=30)).data or b"{}"))
 
     answer = with_nats(url, work)
     assert "error" not in answer, answer
@@ -87,9 +87,9 @@ def use(url: str, stream: str, consumer: str, pulled: int, acked: int, refused: 
         await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, reply=inbox)
         replies = [(await subscription.next_msg(timeout=10)).reply for _ in range(pulled)]
         for reply in replies[:acked]:
-            await connection.request(reply, b"+ACK", timeout=10)
+            await connection.request(reply, b"+ACK", timeout=30)
         for reply in replies[acked:][:refused]:
-            await connection.request(reply, b"-NAK", timeout=10)
+            await connection.request(reply, b"-NAK", timeout=30)
 
     with_nats(url, work)
 
@@ -108,6 +108,7 @@ def ask(broker: BrokerProcess, method: str, path: str, body: Any = None) -> tupl
 # ---- positions ----
 
 
+@pytest.mark.long
 def test_consumer_is_shown_with_the_lag_of_its_ack_floor(
     server: NatsServer, client: NatslogClient, stream: str
 ) -> None:
@@ -336,6 +337,7 @@ def test_changing_the_cursor_of_a_consumer_is_refused_and_names_the_call(
         assert ask(broker, "GET", f"/v1/cursors/{wrong}/{stream}")[0] in (400, 404)
 
 
+@pytest.mark.long
 def test_cursor_commands_show_consumers(
     server: NatsServer, broker: BrokerProcess, stream: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -442,7 +444,7 @@ def test_metrics_have_what_the_server_does_not_accept_from_the_leafnode_connecti
                 "pause_until": begins,
             }
             body = {"stream_name": "orders", "config": config}
-            await connection.request("$JS.API.CONSUMER.CREATE.orders.worker", json.dumps(body).encode(), timeout=10)
+            await connection.request("$JS.API.CONSUMER.CREATE.orders.worker", json.dumps(body).encode(), timeout=30)
             os.kill(server.pid, signal.SIGSTOP)  # before it begins
             eventually(lambda: broker.metrics()[unsent] > 0, what="data waits")
             eventually(lambda: broker.metrics()[connected] == 0, what="the server does not respond")

@@ -180,6 +180,7 @@ def test_openapi_describes_cursors(broker: BrokerProcess) -> None:
 # ---- command line ----
 
 
+@pytest.mark.long
 def test_cursor_commands(broker: BrokerProcess, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: str) -> str:
         """In this process: a new one for each costs a second."""

@@ -63,6 +63,7 @@ def test_dockerfile_by_hadolint() -> None:
     run(BIN / "hadolint", "--failure-threshold", "warning", DEPLOY / "docker" / "Dockerfile")
 
 
+@pytest.mark.long
 def test_compose_file_by_its_schema_and_the_files_that_it_names() -> None:
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE)
     compose = yaml.safe_load(COMPOSE.read_text())
@@ -278,7 +279,7 @@ def follow(hosts: Hosts, brokers: Sequence[Container], page: Block) -> None:
     assert "stream orders created" in printed
     token = (broker.mounts["/var/lib/natslog"] / "prometheus.token").read_text().strip()
     request = urllib.request.Request(f"http://{address(1)}:9292/metrics", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=5) as answer:
+    with urllib.request.urlopen(request, timeout=30) as answer:
         assert b"natslog_metadata_session 1" in answer.read()
 
 

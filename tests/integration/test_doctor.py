@@ -96,6 +96,7 @@ def test_healthy_broker_has_no_problem_and_is_not_disturbed(broker: BrokerProces
     assert publish_acked(broker.nats_url, f"{filled}.x", [b"after"])[0]["offset"] == 100
 
 
+@pytest.mark.long
 def test_output_on_a_terminal_ends_with_what_to_do(broker: BrokerProcess, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -121,6 +122,7 @@ def test_before_the_first_start(broker: BrokerProcess, tmp_path: Path) -> None:
     assert found["nats.jetstream"][0]["state"] == "warning"
 
 
+@pytest.mark.long
 def test_nothing_is_compiled_where_no_broker_has_done_it(broker: BrokerProcess, tmp_path: Path) -> None:
     """It takes longer than servers are waited for, so that a NATS server that answers was a problem."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -144,6 +146,7 @@ def test_settings_that_are_wrong_are_a_problem(broker: BrokerProcess, tmp_path: 
     assert states(found, "disk.latency") == ["not checked"]
 
 
+@pytest.mark.long
 def test_port_that_is_used_and_name_that_is_not_found(broker: BrokerProcess, tmp_path: Path) -> None:
     code, found = diagnosed(
         *("--data-dir", str(tmp_path / "d"), "--nats-url", broker.nats_url, "--http-port", str(broker.http_port)),
@@ -155,6 +158,7 @@ def test_port_that_is_used_and_name_that_is_not_found(broker: BrokerProcess, tmp
     assert "no-such-host.invalid" in found["network.names"][0]["found"]
 
 
+@pytest.mark.long
 def test_login_that_nats_refuses(tmp_path: Path) -> None:
     login = nats_login.user_and_password(tmp_path)
     with nats_login.server_with(tmp_path, login.configuration) as server:
@@ -184,6 +188,7 @@ def test_permissions_that_are_missing_are_named(tmp_path: Path) -> None:
     assert "p4ss" not in json.dumps(found)
 
 
+@pytest.mark.long
 def test_certificate_of_the_nats_server_and_a_server_that_is_down(tmp_path: Path) -> None:
     login = nats_login.tls(tmp_path)
     with nats_login.server_with(tmp_path, login.configuration) as server:
@@ -202,6 +207,7 @@ def test_certificate_of_the_nats_server_and_a_server_that_is_down(tmp_path: Path
     assert 25 < found["nats.certificate"][0]["facts"]["days"] <= 30
 
 
+@pytest.mark.long
 def test_jetstream_of_the_server_and_a_port_that_is_not_for_leafnodes(tmp_path: Path) -> None:
     configuration = f'jetstream {{ store_dir: "{tmp_path}/js" }}\nmax_payload: 65536'
     with nats_login.server_with(tmp_path, configuration) as server:
@@ -213,6 +219,7 @@ def test_jetstream_of_the_server_and_a_port_that_is_not_for_leafnodes(tmp_path: 
     assert "not one for leafnodes" in found["nats.leafnode"][0]["found"]
 
 
+@pytest.mark.long
 def test_leafnode_listener_is_recognised_without_a_login(tmp_path: Path) -> None:
     server = NatsServer(0, tmp_path / "nats.log").start()
     try:
@@ -224,6 +231,7 @@ def test_leafnode_listener_is_recognised_without_a_login(tmp_path: Path) -> None
         server.stop()
 
 
+@pytest.mark.long
 def test_servers_that_do_not_answer_do_not_hang_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("natslog.diagnosis.probes.cluster.ANSWER_WITHIN_S", 1.0)
     monkeypatch.setattr("natslog.diagnosis.probes.nats._CONNECTED_WITHIN_S", 1.0)
@@ -239,6 +247,7 @@ def test_servers_that_do_not_answer_do_not_hang_it(tmp_path: Path, monkeypatch: 
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.long
 def test_interrupted_it_leaves_nothing(broker: BrokerProcess, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir(mode=0o700)
     command = [

@@ -83,7 +83,9 @@ def test_ack_states_the_last_row_and_the_number_of_rows(client: NatslogClient, n
     async def answers(nats: Any) -> list[dict[str, Any]]:
         ways = ({"Nats-Msg-Id": message_id}, {"Nats-Msg-Id": message_id, "Natslog-Envelope": "arrow"}, None)
         sent = [*((payload, headers) for headers in ways), (b"plain", None)]
-        return [json.loads((await nats.request(name, data, headers=headers, timeout=5)).data) for data, headers in sent]
+        return [
+            json.loads((await nats.request(name, data, headers=headers, timeout=30)).data) for data, headers in sent
+        ]
 
     first, again, without, plain = with_nats(nats_url, answers)
     assert (first["stream"], first["seq"], first["count"], "duplicate" in first) == (name, 3, 3, False)
@@ -140,6 +142,7 @@ BAD = {
 NO_OPENING = ("only the cookie", "another kind", "empty", "text")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BAD)
 def test_what_only_begins_as_an_envelope_is_a_plain_message_or_refused(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, kind: str
@@ -148,7 +151,7 @@ def test_what_only_begins_as_an_envelope_is_a_plain_message_or_refused(
 
     async def answers(nats: Any) -> list[dict[str, Any]]:
         return [
-            json.loads((await nats.request(name, BAD[kind], headers=headers, timeout=5)).data)
+            json.loads((await nats.request(name, BAD[kind], headers=headers, timeout=30)).data)
             for headers in (None, {"Natslog-Envelope": "arrow"})
         ]
 
@@ -165,7 +168,7 @@ def test_id_of_another_form_is_refused(client: NatslogClient, nats_url: str, nam
 
     async def answer(nats: Any) -> dict[str, Any]:
         headers = {"Natslog-Envelope": "arrow", "Nats-Msg-Id": "17"}
-        found: dict[str, Any] = json.loads((await nats.request(name, GOOD, headers=headers, timeout=5)).data)
+        found: dict[str, Any] = json.loads((await nats.request(name, GOOD, headers=headers, timeout=30)).data)
         return found
 
     error = with_nats(nats_url, answer)["error"]
@@ -205,7 +208,7 @@ def test_damaged_envelopes_are_plain_messages_or_the_right_rows(
         sent.append(bytes(data))
 
     async def publish(nats: Any) -> list[dict[str, Any]]:
-        return [json.loads((await nats.request(name, data, timeout=10)).data) for data in sent]
+        return [json.loads((await nats.request(name, data, timeout=30)).data) for data in sent]
 
     acks = with_nats(nats_url, publish)
     values, at = all_values(client, name), 0
@@ -248,7 +251,7 @@ def test_long_subject_does_not_make_a_small_message_large(
     async def answers(nats: Any) -> list[dict[str, Any]]:
         headers = {"Natslog-Envelope": "arrow"}
         return [
-            json.loads((await nats.request(to, payload, headers=headers, timeout=10)).data)
+            json.loads((await nats.request(to, payload, headers=headers, timeout=30)).data)
             for to in (subject, f"{name}.short")
         ]
 

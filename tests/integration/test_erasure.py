@@ -140,6 +140,7 @@ def test_the_command_line_waits_and_prints_the_receipt(client: NatslogClient, fi
     assert json.loads(shown.stdout)["complete"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_erased_is_refused(broker: BrokerProcess, client: NatslogClient, filled: str, name: str) -> None:
     for body, why in (
         ({}, "one of them"),

@@ -103,6 +103,7 @@ def test_files_of_a_broker_with_security_are_private_under_any_umask(
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("umask", UMASKS, ids=oct)
 def test_keys_of_tls_init_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     command = [*with_umask(umask), sys.executable, "-m", "natslog", "tls", "init", str(tmp_path / "certs")]
@@ -174,6 +175,7 @@ def test_a_token_of_the_administrator_that_cannot_be_written_is_not_created(tmp_
 # ---- files that others can read ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setting", ["tls_key_file", "cluster_secret_file"])
 def test_a_broker_does_not_start_with_a_secret_that_everyone_can_read(
     tmp_path: Path, nats: NatsServer, setting: str

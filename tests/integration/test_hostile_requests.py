@@ -60,6 +60,7 @@ HUGE = 10**3999
 """JSON takes integers of up to 4,300 digits."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number",
     ["9" * 5000, str(HUGE), "٣", "3.0", "1e3", "0x10", "３", "-1", "+3", "1_000"],
@@ -182,6 +183,7 @@ def test_unknown_expectation_is_ignored(broker: BrokerProcess, filled: str) -> N
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "odd",
     [

@@ -170,6 +170,7 @@ def test_long_poll_waits_for_new_messages(client: NatslogClient, nats_url: str, 
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "status", "word"),
     [

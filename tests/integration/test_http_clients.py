@@ -25,6 +25,7 @@ def test_half_a_request_does_not_disturb_others(broker: BrokerProcess) -> None:
         assert ask(broker, "GET", "/healthz").status == 200
 
 
+@pytest.mark.long
 def test_slow_client_delays_no_other(broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     publish_acked(nats_url, name, [b"x" * 1_000_000] * 24)

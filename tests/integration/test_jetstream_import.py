@@ -57,7 +57,7 @@ def broker(servers: tuple[NatsServer, BrokerProcess]) -> BrokerProcess:
 
 async def api(connection: Any, call: str, body: Any = None, prefix: str = "$JS.API") -> dict[str, Any]:
     payload = b"" if body is None else json.dumps(body).encode()
-    answer = json.loads((await connection.request(f"{prefix}.{call}", payload, timeout=10)).data)
+    answer = json.loads((await connection.request(f"{prefix}.{call}", payload, timeout=30)).data)
     assert "error" not in answer, answer
     return dict(answer)
 
@@ -74,7 +74,7 @@ async def moved(connection: Any, name: str) -> None:
 
 async def published(connection: Any, subject: str, values: list[bytes], headers: Any = None) -> None:
     for value in values:
-        answer = json.loads((await connection.request(subject, value, timeout=10, headers=headers)).data)
+        answer = json.loads((await connection.request(subject, value, timeout=30, headers=headers)).data)
         assert "error" not in answer, answer
 
 
@@ -180,6 +180,7 @@ def test_copy_has_the_messages_of_the_source_at_their_sequences(
     assert (again["messages"], again["end_offset"]) == (0, done["end_offset"])
 
 
+@pytest.mark.long
 def test_messages_removed_between_two_copies_are_removed_in_natslog(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -225,6 +226,7 @@ def test_copy_into_a_stream_of_another_name_keeps_its_subjects(
     assert client.stream(f"{name}-2")["subjects"] == [f"{name}.>"]
 
 
+@pytest.mark.long
 def test_work_queue_is_copied_without_removing_its_messages(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -278,6 +280,7 @@ def test_copy_continues_after_sigkill_in_the_middle(
     assert found == with_nats(source, lambda one: stored(one, name))
 
 
+@pytest.mark.long
 def test_copy_continues_after_a_restart_of_the_source(
     broker: BrokerProcess, client: NatslogClient, name: str, tmp_path: Path
 ) -> None:
@@ -307,6 +310,7 @@ def test_copy_continues_after_a_restart_of_the_source(
 # ---- the switch-over ----
 
 
+@pytest.mark.long
 def test_resuming_a_copy_of_a_stream_of_interest_removes_nothing_unasked(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -402,6 +406,7 @@ def test_switch_over_while_publishing_loses_and_doubles_nothing(
     assert (again["messages"], again["resumed"]) == (0, True), "a repeated command changes nothing"
 
 
+@pytest.mark.long
 def test_switch_over_of_a_sealed_source_needs_no_wait(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -471,11 +476,11 @@ def test_consumers_continue_behind_their_ack_floor(
         await api(connection, f"CONSUMER.CREATE.{name}.ephemeral", request)
         messages = await fetched(connection, name, "explicit", 8)
         for at in (0, 1, 2, 5):  # 4 and 5 are pending
-            await connection.request(messages[at].reply, b"+ACK", timeout=5)
-        await connection.request((await fetched(connection, name, "all", 10))[5].reply, b"", timeout=5)
+            await connection.request(messages[at].reply, b"+ACK", timeout=30)
+        await connection.request((await fetched(connection, name, "all", 10))[5].reply, b"", timeout=30)
         await fetched(connection, name, "none", 4)
         for message in await fetched(connection, name, "filtered", 3):
-            await connection.request(message.reply, b"+ACK", timeout=5)
+            await connection.request(message.reply, b"+ACK", timeout=30)
         done = await switched_over(connection, source, broker, name)
         assert done["consumers"] == sorted(CONSUMERS)
         assert (done["refused"], done["others"]) == ([], ["ephemeral"])
@@ -521,6 +526,7 @@ def _between(info: dict[str, Any], consumer: str) -> int:
     return behind // 2 if consumer == "filtered" else behind
 
 
+@pytest.mark.long
 def test_work_queue_continues_with_what_is_not_acked(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -531,12 +537,12 @@ def test_work_queue_continues_with_what_is_not_acked(
         await api(connection, f"CONSUMER.DURABLE.CREATE.{name}.w", {"stream_name": name, "config": config})
         messages = await fetched(connection, name, "w", 6)
         for at in (0, 1, 4):
-            await connection.request(messages[at].reply, b"+ACK", timeout=5)
+            await connection.request(messages[at].reply, b"+ACK", timeout=30)
         await switched_over(connection, source, broker, name)
         found = await fetched(connection, name, "w", 100, DOMAIN)
         assert [message.data for message in found] == [b"2", b"3", b"5", b"6", b"7", b"8", b"9"]
         for message in found:
-            await connection.request(message.reply, b"+ACK", timeout=5)
+            await connection.request(message.reply, b"+ACK", timeout=30)
 
         async def left() -> int:
             return int((await api(connection, f"STREAM.INFO.{name}", None, DOMAIN))["state"]["messages"])
@@ -548,6 +554,7 @@ def test_work_queue_continues_with_what_is_not_acked(
     with_nats(source, work)
 
 
+@pytest.mark.long
 def test_consumer_that_natslog_does_not_support_is_named(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -640,6 +647,7 @@ def test_streams_that_cannot_be_copied_are_refused_with_the_reason(
     assert "it was not imported" in refusal(f"{name}-other")
 
 
+@pytest.mark.long
 def test_stream_that_was_created_again_is_another_one(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -698,6 +706,7 @@ def test_stream_that_is_created_again_before_the_import_has_its_consumer(
         asyncio.run(asyncio.wait_for(migrate(client, options), 30))
 
 
+@pytest.mark.long
 def test_server_without_jetstream_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
     server = NatsServer(0, tmp_path / "nats.log", has_leafnodes=False).start()
     try:
@@ -708,6 +717,7 @@ def test_server_without_jetstream_is_named(broker: BrokerProcess, tmp_path: Path
     assert "JetStream is not enabled there" in done.stderr
 
 
+@pytest.mark.long
 def test_message_that_natslog_cannot_store_is_named_and_can_be_left_out(
     source: str, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
@@ -729,6 +739,7 @@ def test_message_that_natslog_cannot_store_is_named_and_can_be_left_out(
     assert sorted(rows(client, name)) == [1, 3]
 
 
+@pytest.mark.long
 def test_options_that_exclude_each_other_are_refused(broker: BrokerProcess, source: str) -> None:
     for arguments in (
         ("--from-jetstream", source, "x", "--all"),

@@ -24,7 +24,7 @@ from natslog.errors import ConfigError
 from natslog.nats_server import NatsServer, free_port
 from natslog.wire.credentials import NatsCredentials
 from natslog.wire.leaf import LeafLink
-from tests.harness import BrokerProcess, eventually, flushed, natslog, running
+from tests.harness import LEAST_WITHIN_S, BrokerProcess, eventually, flushed, natslog, running
 from tests.nats_login import METHODS, Login, server_with, tls, token, user_and_password
 
 ACK = b"$JS.ACK.S.C.1.1.1.0.0"
@@ -48,7 +48,7 @@ def leaf_server(folder: Path, configuration: str = "", leafnodes: str = "") -> I
         yield server, f"nats-leaf://127.0.0.1:{port}"
 
 
-async def until(condition: Callable[[], object], what: str, within_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], what: str, within_s: float = LEAST_WITHIN_S) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -364,6 +364,7 @@ def stopped(server: NatsServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_server_that_says_nothing_any_more_is_lost_after_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +387,7 @@ def test_server_that_says_nothing_any_more_is_lost_after_a_time(
         server.stop()
 
 
+@pytest.mark.long
 def test_server_that_accepts_less_than_is_sent_delays_and_then_refuses_more(tmp_path: Path) -> None:
     async def story(server: NatsServer) -> None:
         async with linked(server.leaf_url) as link:
@@ -434,6 +436,7 @@ def test_close_sends_what_was_sent_before(server: NatsServer) -> None:
 # ---- logins ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 def test_link_logs_in_with(tmp_path: Path, method: Callable[[Path], Login], caplog: pytest.LogCaptureFixture) -> None:
     login = method(tmp_path)
@@ -614,6 +617,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     assert await reader.readline() == b"PING\r\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_dropped", [True, False])
 def test_what_a_server_that_does_not_answer_has_not_received_is_dropped(is_dropped: bool) -> None:
     """Otherwise the kernel would send it for some 15 minutes, while others deliver. Closing waits as long as the server
@@ -829,6 +833,7 @@ def test_callback_that_fails_ends_the_connection_and_is_logged(
     assert "a receiver of leafnode interest failed" in caplog.text
 
 
+@pytest.mark.long
 def test_close_in_every_moment_ends_the_link(server: NatsServer) -> None:
     async def story() -> None:
         for turns in range(40):
@@ -861,7 +866,7 @@ def leaf_metrics(broker: BrokerProcess) -> dict[str, float]:
 def warnings_of(broker: BrokerProcess) -> list[str]:
     """Of `/readyz`, which is 503 while NATS is away."""
     try:
-        with urllib.request.urlopen(f"{broker.url}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{broker.url}/readyz", timeout=30) as answer:
             return list(json.load(answer)["warnings"])
     except urllib.error.HTTPError as error:
         return list(json.load(error)["warnings"])
@@ -895,6 +900,7 @@ def test_broker_states_whether_its_leafnode_connection_is_up(tmp_path: Path) -> 
         broker.terminate()
 
 
+@pytest.mark.long
 def test_broker_whose_leafnode_connection_needs_a_login_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "leaf").mkdir()
     client, leaf = user_and_password(tmp_path), token(tmp_path / "leaf")

@@ -48,7 +48,7 @@ def found(broker: BrokerProcess, code: str, **fields: Any) -> dict[str, Any]:
 
 def change_level(asked: BrokerProcess, request_id: str, **body: Any) -> requests.Response:
     headers = {"Natslog-Request-Id": request_id}
-    return requests.put(f"{asked.url}/v1/cluster/log-level", json=body, headers=headers, timeout=10)
+    return requests.put(f"{asked.url}/v1/cluster/log-level", json=body, headers=headers, timeout=30)
 
 
 def led_by(cluster: Cluster) -> tuple[ClusterBroker, ClusterBroker]:
@@ -71,13 +71,13 @@ def test_all_output_is_json_lines_with_the_number_of_the_broker(logged: Cluster)
 def test_a_forwarded_request_keeps_its_id(logged: Cluster) -> None:
     leader, other = led_by(logged)
     url, headers = f"{other.url}/v1/cluster/brokers/{other.number}", {"Natslog-Forward": "true"}
-    answer = requests.patch(url, json={"draining": False}, headers=headers, timeout=10)
+    answer = requests.patch(url, json={"draining": False}, headers=headers, timeout=30)
     made = answer.headers["Natslog-Request-Id"]
     assert (answer.status_code, len(made)) == (200, 32)
     assert found(leader, "audit.change", request_id=made)["audit"]["request_id"] == made
 
     given = headers | {"Natslog-Request-Id": "forwarded-once-1"}
-    answer = requests.patch(url, json={"draining": False}, headers=given, timeout=10)
+    answer = requests.patch(url, json={"draining": False}, headers=given, timeout=30)
     assert (answer.status_code, answer.headers["Natslog-Request-Id"]) == (200, "forwarded-once-1")
     assert found(leader, "audit.change", request_id="forwarded-once-1")["audit"]["path"].endswith(str(other.number))
 
@@ -86,11 +86,11 @@ def test_a_forwarded_request_keeps_its_id(logged: Cluster) -> None:
 def test_a_hostile_id_is_refused_for_changes_and_replaced_for_reads(logged: Cluster, hostile: str) -> None:
     leader, other = led_by(logged)
     headers = {"Natslog-Request-Id": hostile, "Natslog-Forward": "true"}
-    answer = requests.get(f"{other.url}/v1/cluster", headers=headers, timeout=10)
+    answer = requests.get(f"{other.url}/v1/cluster", headers=headers, timeout=30)
     assert (answer.status_code, len(answer.headers["Natslog-Request-Id"])) == (200, 32)
     url = f"{other.url}/v1/cluster/brokers/{other.number}"
     for of, forwards in ((url, "the other broker answers"), (url.replace(other.url, leader.url), "this one answers")):
-        answer = requests.patch(of, json={"draining": False}, headers=headers, timeout=10)
+        answer = requests.patch(of, json={"draining": False}, headers=headers, timeout=30)
         assert answer.status_code == 400, forwards
         assert "must be 8 to 64 letters, digits and dashes" in answer.json()["error"]["message"]
         assert answer.headers["Natslog-Request-Id"] != hostile
@@ -108,7 +108,7 @@ def test_a_level_is_set_at_every_broker_and_each_logs_the_id_of_the_request(logg
         assert (line["level"], line["log_level"]) == ("warning", "warning")
     assert found(first, "audit.change", request_id="levels-of-all-1")["level"] == "info", "the audit log has its own"
     change_level(second, "levels-as-started-1", level="default")
-    shown = requests.get(f"{first.url}/v1/cluster/log-level", timeout=10).json()["brokers"]
+    shown = requests.get(f"{first.url}/v1/cluster/log-level", timeout=30).json()["brokers"]
     assert [one["level"] for one in shown] == ["info", "info"]
 
 
@@ -144,14 +144,14 @@ def test_a_change_that_is_invalid_changes_nothing(logged: Cluster, body: dict[st
     answer = change_level(logged.brokers[0], "invalid-level-1", **body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
-    shown = requests.get(f"{logged.brokers[0].url}/v1/cluster/log-level", timeout=10).json()["brokers"]
+    shown = requests.get(f"{logged.brokers[0].url}/v1/cluster/log-level", timeout=30).json()["brokers"]
     assert all((one["level"], one["loggers"]) == ("info", {}) for one in shown)
 
 
 def test_text_of_a_client_forges_no_line(logged: Cluster) -> None:
     first = logged.brokers[0]
     before = len(lines_of(first))
-    answer = requests.delete(f"{first.url}/v1/streams/{HOSTILE}", timeout=10)
+    answer = requests.delete(f"{first.url}/v1/streams/{HOSTILE}", timeout=30)
     assert answer.status_code in (400, 404)
     found(first, "audit.change", request_id=answer.headers["Natslog-Request-Id"])
     assert all(line["code"] != "forged" and "forged" not in line["level"] for line in lines_of(first)[before:])
@@ -182,7 +182,7 @@ def test_a_broker_that_is_down_is_stated_and_starts_with_its_own_level(logged: C
 
 
 def _levels(broker: BrokerProcess) -> list[dict[str, Any]]:
-    levels: list[dict[str, Any]] = requests.get(f"{broker.url}/v1/cluster/log-level", timeout=10).json()["brokers"]
+    levels: list[dict[str, Any]] = requests.get(f"{broker.url}/v1/cluster/log-level", timeout=30).json()["brokers"]
     return levels
 
 

@@ -84,6 +84,7 @@ def test_client_of_http_1_0_reads_to_the_end_of_the_connection(long: BrokerProce
     assert pa.ipc.open_stream(body).read_all().num_rows == ROWS
 
 
+@pytest.mark.long
 def test_connection_is_kept_for_further_requests_after_an_answer_in_parts(long: BrokerProcess) -> None:
     with urllib3.HTTPConnectionPool("127.0.0.1", long.http_port, maxsize=1) as pool:
         for _ in range(3):
@@ -91,6 +92,7 @@ def test_connection_is_kept_for_further_requests_after_an_answer_in_parts(long: 
         assert pool.num_connections == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accept", ["*/*", pytest.param(NDJSON, marks=pytest.mark.long)])
 def test_answer_that_fails_midway_is_recognised_as_cut_off(own: Path, accept: str) -> None:
     with with_sealed(own, "none", 64) as (_, broker):
@@ -169,6 +171,7 @@ def with_sealed(folder: Path, compression: str, count: int) -> Iterator[tuple[Na
         yield server, broker
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "accept"),
     [("", "*/*"), ("&exact=false", "*/*"), ("&columns=offset,value", "*/*"), ("&subject=%3E", "*/*"), ("", NDJSON)],

@@ -67,7 +67,7 @@ def publish(nats_url: str, stream: str) -> list[bytes]:
         while at < TOTAL:
             upto = min(at + (1, 3, 40, 1, 1, 100)[at % 6], TOTAL)
             subjects = [f"{stream}.{'odd' if low % 2 else 'even'}" for low in range(at, upto)]
-            asks = [connection.request(to, values[low], timeout=20) for low, to in enumerate(subjects, at)]
+            asks = [connection.request(to, values[low], timeout=30) for low, to in enumerate(subjects, at)]
             await asyncio.gather(*asks)
             at = upto
 

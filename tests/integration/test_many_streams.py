@@ -102,6 +102,7 @@ def test_without_the_calls_of_this_version_streams_are_requested_one_by_one(
         assert old.latestOffset(end, ReadAllAvailable()) == end, "the second one would wait"
 
 
+@pytest.mark.long
 def test_streams_that_do_not_exist_are_omitted(client: NatslogClient, family: list[str]) -> None:
     found = client.positions(names=[family[0], "no-such", family[2]])
     assert [(one["name"], one["high_watermark"]) for one in found] == [(family[0], 1), (family[2], 3)]
@@ -139,6 +140,7 @@ def idle(reader: StreamReader, position: dict[str, Any]) -> None:
     assert reader.latestOffset(position, ReadAllAvailable()) == position
 
 
+@pytest.mark.long
 def test_idle_trigger_waits_at_the_broker_and_a_row_ends_the_wait(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, family: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_idle_trigger_returns_the_same_text_when_the_wait_is_over(
     assert [reader.latestOffset(end, ReadAllAvailable()) for _ in range(4)] == [end] * 4
 
 
+@pytest.mark.long
 def test_nothing_waits_where_rows_or_others_wait(
     broker: BrokerProcess, nats_url: str, family: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def is_small(broker: BrokerProcess) -> bool:
     return bool(taken.rss - taken.shared < OWN_BYTES and taken.rss < WITH_LIBRARIES_BYTES)
 
 
+@pytest.mark.long
 def test_idle_broker_with_one_stream_is_small(own: Path) -> None:
     with running(own, environment=AS_USERS_START_IT, retention_interval="200ms") as (nats, broker):
         client = broker.client()

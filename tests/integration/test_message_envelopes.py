@@ -38,7 +38,7 @@ def stored(client: NatslogClient, name: str) -> list[tuple[Any, ...]]:
 
 def answers(nats_url: str, subject: str, payloads: list[bytes], **options: Any) -> list[dict[str, Any]]:
     async def ask(nats: Any) -> list[dict[str, Any]]:
-        return [json.loads((await nats.request(subject, payload, timeout=5, **options)).data) for payload in payloads]
+        return [json.loads((await nats.request(subject, payload, timeout=30, **options)).data) for payload in payloads]
 
     return with_nats(nats_url, ask)
 

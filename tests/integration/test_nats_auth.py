@@ -272,6 +272,7 @@ def test_files_of_another_kind_are_refused_without_their_content(tmp_path: Path)
         assert not re.search("S[UA][A-Z0-9]{6}", refused.value.message)
 
 
+@pytest.mark.long
 def test_key_with_a_passphrase_is_refused_and_no_terminal_is_asked(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 

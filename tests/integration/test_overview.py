@@ -60,6 +60,7 @@ def test_overview_has_every_stream_at_every_broker(cluster: Cluster) -> None:
         assert all(one["disk_free_bytes"] > 0 and one["memory_bytes"] > 0 for one in found["broker_stats"])
 
 
+@pytest.mark.long
 def test_live_events_have_what_has_changed(cluster: Cluster) -> None:
     client, live = cluster.client(), events(cluster.brokers[0], 20)
     first = next(live)
@@ -77,6 +78,7 @@ def test_live_events_have_what_has_changed(cluster: Cluster) -> None:
         assert event["removed"] == []
 
 
+@pytest.mark.long
 def test_a_new_page_waits_for_no_round(cluster: Cluster) -> None:
     """Pages that come one after another get a whole event each, at once, while another page listens."""
     listening = events(cluster.brokers[0], 50)

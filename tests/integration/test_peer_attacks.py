@@ -79,7 +79,7 @@ def test_relayed_handshake_gives_an_attacker_no_link(cluster: Cluster, tmp_path:
 
 def open_websocket(broker: ClusterBroker) -> socket.socket:
     """The beginning of a message of 90 MiB is sent after the upgrade."""
-    connection = socket.create_connection(("127.0.0.1", broker.http_port), timeout=5)
+    connection = socket.create_connection(("127.0.0.1", broker.http_port), timeout=30)
     connection.sendall(
         b"GET /internal/link HTTP/1.1\r\nHost: broker\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"

@@ -191,6 +191,7 @@ def test_credentials_file_that_holds_none_is_an_error_with_the_remedy(tmp_path: 
             Publisher(server.url, credentials=credentials).__enter__()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ack", ["none", "flush", "stored"])
 def test_server_that_ends_for_good_while_publishing_is_an_error_with_the_remedy(tmp_path: Path, ack: Ack) -> None:
     with nats_with(tmp_path, "") as server, Publisher(server.url, ack_timeout_s=1) as publisher:
@@ -367,6 +368,7 @@ def test_ack_of_a_stream_that_was_not_named_does_not_count(client: NatslogClient
             assert publisher.acked == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_other", [False, True])
 def test_acks_requested_in_a_header(client: NatslogClient, nats_url: str, name: str, has_other: bool) -> None:
     """Where a service answers on the subject, a stream's setting `acks` is `header`."""

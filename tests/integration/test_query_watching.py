@@ -68,6 +68,7 @@ def test_reader_reports_what_is_left_behind_the_end_it_gave(broker: BrokerProces
     reader.stop()
 
 
+@pytest.mark.long
 def test_loss_of_a_deleted_stream_is_in_the_report(
     broker: BrokerProcess, client: NatslogClient, stream: str, name: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_slow_broker_costs_a_tenth_of_a_second_once_in_a_while(caplog: pytest.Lo
     assert len([one for one in caplog.records if "the query continues" in one.message]) == 1, "said once a minute"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("status", "body"),
     [

@@ -98,6 +98,7 @@ def test_the_plan_of_a_drain_is_what_a_drain_does(uneven: Cluster) -> None:
     client.drain_broker(1, False)
 
 
+@pytest.mark.long
 def test_a_drain_that_cannot_be_done_says_why(cluster: Cluster) -> None:
     client = cluster.client()
     client.create_stream("wide", "wide", replicas=3)

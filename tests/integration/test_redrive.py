@@ -24,7 +24,7 @@ Headers = dict[str, str]
 def publish(nats_url: str, subject: str, *messages: tuple[bytes, Headers]) -> None:
     async def sent(connection: nats.NATS) -> None:
         for value, headers in messages:
-            await connection.request(subject, value, headers=headers or None, timeout=10)
+            await connection.request(subject, value, headers=headers or None, timeout=30)
 
     with_nats(nats_url, sent)
 

@@ -67,6 +67,7 @@ def test_a_deleted_message_is_gone_for_every_reader(client: NatslogClient, fille
     assert (segment["messages"], segment["removed"]) == (100, 3)
 
 
+@pytest.mark.long
 def test_purge_of_a_subject_and_all_but_the_newest(client: NatslogClient, filled: str) -> None:
     odd = [at for at in range(100) if at // 5 % 2]
     assert client.purge(filled, 50, subject=f"{filled}.odd.>")["purged"] == 25
@@ -237,6 +238,7 @@ def test_a_sealed_stream_keeps_its_messages(client: NatslogClient, filled: str) 
         client.purge(filled, subject=">")
 
 
+@pytest.mark.long
 def test_removed_messages_stay_removed_and_their_space_is_freed(own: Path) -> None:
     settings = {"retention_interval": "1s", "segment_bytes": "1MiB"}
     with running(own, **settings) as (server, broker):
@@ -258,6 +260,7 @@ def test_removed_messages_stay_removed_and_their_space_is_freed(own: Path) -> No
         assert values(client, "s") == [b"3"]
 
 
+@pytest.mark.long
 def test_a_view_that_is_being_read_keeps_its_messages_while_files_are_rewritten(own: Path) -> None:
     settings = {"retention_interval": "1s", "segment_bytes": "1MiB"}
     with running(own, **settings) as (server, broker):

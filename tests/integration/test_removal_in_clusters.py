@@ -27,7 +27,7 @@ def at_every_replica(cluster: Cluster, stream: str) -> list[list[int]]:
 def _offsets(url: str) -> list[int]:
     """Empty where the broker redirects, because it does not have the range yet."""
     request = urllib.request.Request(url, headers={"Accept": "application/x-ndjson"})
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=30) as response:
         lines = response.read().splitlines() if response.url == url else []
         return [json.loads(line)["offset"] for line in lines]
 

@@ -107,6 +107,7 @@ def test_roll_ups_are_in_force_for_messages_after_the_edit(
     assert offsets(client, name) == [6, 7]
 
 
+@pytest.mark.long
 def test_removed_messages_do_not_return_after_a_restart(
     client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str
 ) -> None:

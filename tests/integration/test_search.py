@@ -27,7 +27,7 @@ def offsets(batches: Any) -> list[int]:
 def publish(nats_url: str, subject: str, *messages: tuple[bytes, dict[str, str]]) -> None:
     async def sent(connection: nats.NATS) -> None:
         for value, headers in messages:
-            await connection.request(subject, value, headers=headers or None, timeout=10)
+            await connection.request(subject, value, headers=headers or None, timeout=30)
 
     with_nats(nats_url, sent)
 
@@ -121,6 +121,7 @@ def test_large_keys_and_headers_count_for_the_size_of_a_page(client: NatslogClie
     assert offsets(client.search(name, "x")) == list(range(60))
 
 
+@pytest.mark.long
 def test_a_search_looks_at_the_clock_within_a_batch(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     publish_acked(nats_url, name, [b"a" * 1000] * 20_000)
@@ -130,6 +131,7 @@ def test_a_search_looks_at_the_clock_within_a_batch(client: NatslogClient, nats_
     assert not page.is_complete
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "error"),
     [

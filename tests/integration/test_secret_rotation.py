@@ -112,6 +112,7 @@ def test_secret_is_rotated_without_a_restart_while_messages_are_acked(tmp_path: 
         cluster.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [

@@ -25,7 +25,7 @@ class Browser:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         given = {"Cookie": self.cookie} if self.cookie else {}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection("127.0.0.1", self._broker.http_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self._broker.http_port, timeout=30)
         connection.request(method, path, None if body is None else json.dumps(body), given)
         answer = connection.getresponse()
         data = answer.read()
@@ -82,7 +82,7 @@ def test_cookie_stands_for_the_token_until_signing_out(browser: Browser, token: 
 
 def test_signing_out_ends_what_is_in_progress(browser: Browser, token: str) -> None:
     assert browser.sign_in(token) == 201
-    connection = http.client.HTTPConnection("127.0.0.1", browser._broker.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", browser._broker.http_port, timeout=30)
     connection.request("GET", "/v1/live", headers={"Cookie": browser.cookie})
     events = connection.getresponse()
     assert events.status == 200

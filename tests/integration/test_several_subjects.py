@@ -229,6 +229,7 @@ def test_all_subjects_are_recorded_after_restarts_of_the_broker_and_of_nats(tmp_
         assert all_values(client, "orders") == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
+@pytest.mark.long
 def test_group_is_edited_while_messages_arrive(
     client: NatslogClient, broker: BrokerProcess, nats_url: str, name: str
 ) -> None:

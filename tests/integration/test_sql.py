@@ -277,6 +277,7 @@ def test_output_as_a_table_and_as_json(broker: BrokerProcess) -> None:
     assert "5,998 more rows are not shown" in cut.stderr
 
 
+@pytest.mark.long
 def test_output_as_arrow(broker: BrokerProcess) -> None:
     command = [sys.executable, "-m", "natslog", "--server", broker.url, "sql", "--arrow", "FROM shop"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
@@ -287,6 +288,7 @@ def test_output_as_arrow(broker: BrokerProcess) -> None:
     assert "redirect it" in output
 
 
+@pytest.mark.long
 def test_the_query_comes_from_a_file_or_standard_input(broker: BrokerProcess, tmp_path: Path) -> None:
     (tmp_path / "cities.csv").write_text("city,name\nc1,Oslo\n")
     file = tmp_path / "report.sql"
@@ -300,6 +302,7 @@ def test_the_query_comes_from_a_file_or_standard_input(broker: BrokerProcess, tm
     assert not natslog("sql", "FROM shop", "-f", str(file), url=broker.url, check=False).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "said"),
     [
@@ -319,6 +322,7 @@ def test_errors_say_what_is_wrong_and_where(broker: BrokerProcess, query: str, s
         assert text in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_a_pressed_interrupt_key_ends_the_command_within_a_second(broker: BrokerProcess, tmp_path: Path) -> None:
     sent = 'natslog_sent_bytes_total{stream="shop"}'
     before = broker.metrics().get(sent, 0)

@@ -149,6 +149,7 @@ def test_cursor_that_moves_while_a_batch_read_is_planned(
     assert BatchReader(parsed, spark_schema(parsed.selected_columns())).partitions() == []
 
 
+@pytest.mark.long
 def test_stream_that_a_group_does_not_select_was_not_deleted(
     broker: BrokerProcess, client: NatslogClient, family: str
 ) -> None:
@@ -297,6 +298,7 @@ def tasks_of(broker: BrokerProcess, cores: int, monkeypatch: pytest.MonkeyPatch,
     return tasks  # type: ignore[return-value]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [{"minPartitions": "5"}, {"maxRecordsPerPartition": "7"}, {}])
 def test_a_batch_that_is_repeated_has_the_same_tasks_whatever_has_changed(
     broker: BrokerProcess, family: str, monkeypatch: pytest.MonkeyPatch, first: dict[str, str]

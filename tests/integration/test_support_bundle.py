@@ -123,7 +123,7 @@ async def _publish(url: str, found: dict[str, str]) -> None:
     connection = await nats.connect(url)
     for number in range(3):
         headers = {"X-Secret": found["header"], "Natslog-Key": found["key"]}
-        await connection.request(f"orders.{number}", found["payload"].encode(), timeout=20, headers=headers)
+        await connection.request(f"orders.{number}", found["payload"].encode(), timeout=30, headers=headers)
     await connection.close()
 
 
@@ -147,6 +147,7 @@ def with_variables(secret: Secret, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("with_variables")
 @pytest.mark.parametrize("hashes", [False, True])
 def test_no_payload_and_no_secret_in_any_byte(secret: Secret, tmp_path: Path, hashes: bool) -> None:
@@ -197,6 +198,7 @@ def _check_names(files: dict[str, bytes], everything: bytes, *, hashes: bool) ->
         assert streams[name]["subjects"] == [f"{name}.>"]
 
 
+@pytest.mark.long
 def test_file_is_private_and_not_replaced(tmp_path: Path) -> None:
     archive = tmp_path / "b.tar.gz"
     archive.write_text("mine")
@@ -214,6 +216,7 @@ def test_file_is_private_and_not_replaced(tmp_path: Path) -> None:
 # ---- brokers that are down, or hostile ----
 
 
+@pytest.mark.long
 def test_without_any_broker_it_has_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir(mode=0o700)
     flags = ["--data-dir", str(tmp_path / "d"), "--nats-url", "nats://127.0.0.1:1", "--log", str(tmp_path / "no.log")]
@@ -254,6 +257,7 @@ def broker_that_answers(answer: Callable[[str], bytes]) -> Iterator[str]:
         server.server_close()
 
 
+@pytest.mark.long
 def test_hostile_answers_choose_no_names_and_add_nothing(tmp_path: Path) -> None:
     evil = canary("evil")
     urls: list[str] = []

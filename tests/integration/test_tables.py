@@ -132,6 +132,7 @@ def test_duckdb_and_polars_read_the_table(lake: Lake) -> None:
     assert len(orders) == 100
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_a_dead_letter_with_its_reason(lake: Lake) -> None:
     lake.publish({"id": 1}, b"no json", {"id": "x"}, {"ID": 2}, {"id": 3})
     (done,) = lake.copy()
@@ -194,6 +195,7 @@ def test_partitions_by_day_of_the_event_time_and_late_rows(lake: Lake) -> None:
         lake.copy(partition_by=["id"], event_time="at")
 
 
+@pytest.mark.long
 def test_merge_keeps_one_row_for_each_key(lake: Lake) -> None:
     for key, row in (("a", {"n": 1}), ("b", {"n": 2}), ("a", {"n": 3})):
         lake.publish(row, headers={"Natslog-Key": key})
@@ -211,6 +213,7 @@ def test_merge_keeps_one_row_for_each_key(lake: Lake) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_small_files_are_compacted_by_the_same_process(lake: Lake) -> None:
     for at in range(20):
         lake.publish({"id": at})
@@ -226,6 +229,7 @@ def test_small_files_are_compacted_by_the_same_process(lake: Lake) -> None:
     assert lake.column("id") == list(range(22))
 
 
+@pytest.mark.long
 def test_tombstone_with_a_value_and_merges_that_change_nothing(lake: Lake) -> None:
     gone = {"Natslog-Tombstone": "1"}
     lake.publish({"n": 1}, headers={"Natslog-Key": "a"})
@@ -265,6 +269,7 @@ def test_partitions_are_checked_and_long_values_are_dead_letters(lake: Lake) -> 
     assert (done.rows, done.dead_letters) == (2, 1)
 
 
+@pytest.mark.long
 def test_watermark_is_kept_whatever_other_programs_commit(lake: Lake) -> None:
     options: dict[str, Any] = {"columns": dict([parse_column("at=timestamp")]), "event_time": "at", "late_s": 3600.0}
     lake.publish({"at": "2026-01-02T00:00:00Z"})
@@ -447,6 +452,7 @@ def test_columns_that_another_program_adds_meanwhile_are_known(lake: Lake, monke
     assert (done.rows, done.dead_letters) == (1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_command_that_waits_for_a_broker(number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "natslog", "--server", "http://127.0.0.1:1", "table", "run", "x", "t"]
@@ -502,6 +508,7 @@ def test_a_commit_with_an_unknown_outcome_is_not_repeated(lake: Lake, monkeypatc
     assert lake.column("_offset") == [0]
 
 
+@pytest.mark.long
 def test_two_processes_on_one_table(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one commits between the other's look at the position and its commit."""
     lake.copy()
@@ -658,6 +665,7 @@ def publish_slowly(lake: Lake, total: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -56,6 +56,7 @@ def _client(broker: BrokerProcess, **options: str) -> NatslogClient:
     return NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=10, **options))
 
 
+@pytest.mark.long
 def test_messages_larger_than_one_piece_arrive_unchanged(served: tuple[str, BrokerProcess], certificates: Path) -> None:
     nats_url, broker = served
     with _client(broker, tls_ca_file=str(certificates / "ca.pem")) as client:
@@ -77,6 +78,7 @@ def test_only_the_authority_that_was_given_is_trusted(served: tuple[str, BrokerP
     assert broker.metrics()["natslog_tls_certificate_expires_seconds"] > time.time() + 29 * 24 * 3600
 
 
+@pytest.mark.long
 def test_command_line(served: tuple[str, BrokerProcess], certificates: Path) -> None:
     _, broker = served
     command = [sys.executable, "-m", "natslog", "--server", broker.url]
@@ -133,6 +135,7 @@ def test_readers_that_leave_early_are_noticed(served: tuple[str, BrokerProcess],
     assert "SSL connection is closed" not in broker.output()
 
 
+@pytest.mark.long
 def test_advice_of_the_client(served: tuple[str, BrokerProcess], certificates: Path, tmp_path: Path) -> None:
     _, broker = served
     with _client(broker) as client, pytest.raises(BrokerUnavailable, match="--tls-ca"):
@@ -254,6 +257,7 @@ def test_authority_that_is_removed_is_refused_without_a_restart(tmp_path: Path, 
         assert broker.ready(), "other certificates are accepted"
 
 
+@pytest.mark.long
 def test_failed_handshakes_are_logged_once_a_minute(tmp_path: Path, certificates: Path) -> None:
     _make(tmp_path / "other")
     strange = ssl.create_default_context(cafile=str(certificates / "ca.pem"))

@@ -29,6 +29,7 @@ def test_one_table_without_a_terminal(client: NatslogClient, filled: str, broker
     assert natslog("top", "--sort", "name", "--lines", "0", url=broker.url).stdout.count(filled) == 0
 
 
+@pytest.mark.long
 def test_json_is_the_overview(filled: str, broker: BrokerProcess) -> None:
     found = json.loads(natslog("top", "--json", url=broker.url).stdout)
     assert filled in found["streams"]["name"]
@@ -41,6 +42,7 @@ def test_wrong_order_is_refused(broker: BrokerProcess) -> None:
     assert "must be one of" in done.stderr
 
 
+@pytest.mark.long
 def test_a_terminal_shows_it_until_ctrl_c(filled: str, broker: BrokerProcess) -> None:
     main, side = pty.openpty()
     command = [sys.executable, "-m", "natslog", "--server", broker.url, "top", "--interval", "500ms", "--lines", "500"]

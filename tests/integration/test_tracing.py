@@ -64,12 +64,13 @@ def headers_of(client: NatslogClient, stream: str) -> list[list[tuple[str, str]]
     return [[(one["key"], one["value"]) for one in row or ()] for column in columns for row in column]
 
 
+@pytest.mark.long
 def test_trace_of_a_plain_nats_client_reaches_row_commit_and_fetch(traced: Traced) -> None:
     collector, nats, broker = traced
 
     async def publish(connection: Any) -> None:
         for context in (CONTEXT, CONTEXT[:-2] + "00", "nonsense"):
-            await connection.request("plain", b"x", headers={"traceparent": context}, timeout=10)
+            await connection.request("plain", b"x", headers={"traceparent": context}, timeout=30)
 
     with broker.client() as client:
         client.create_stream("plain", "plain")
@@ -143,6 +144,7 @@ def test_span_of_a_publisher_that_fails_says_why(traced: Traced, spans: InMemory
     assert "natslog.first_offset" not in (span.attributes or {})
 
 
+@pytest.mark.long
 def test_command_exports_its_span_before_it_ends(traced: Traced) -> None:
     collector, nats, broker = traced
     with broker.client() as client:
@@ -212,7 +214,7 @@ def test_message_published_over_http_has_the_context_of_the_request(traced: Trac
             body = json.dumps({"value": "x", "headers": headers}).encode()
             given = {"traceparent": CONTEXT, "Content-Type": "application/json"}
             request = urllib.request.Request(f"{broker.url}/v1/streams/posted/publish", body, given)
-            assert urllib.request.urlopen(request, timeout=10).status == 201
+            assert urllib.request.urlopen(request, timeout=30).status == 201
         assert headers_of(client, "posted") == [[("traceparent", CONTEXT)], [("traceparent", CONTEXT[:-2] + "00")]]
 
 
@@ -225,10 +227,11 @@ def test_message_published_over_http_is_not_refused_for_its_context(traced: Trac
         given = {"traceparent": context, "Content-Type": "application/json"}
         body = json.dumps({"value": "x" * size}).encode()
         request = urllib.request.Request(f"{broker.url}/v1/streams/{name}/publish", body, given)
-        assert urllib.request.urlopen(request, timeout=10).status == 201
+        assert urllib.request.urlopen(request, timeout=30).status == 201
         assert headers_of(client, name) == [[]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_there", [pytest.param(False, marks=pytest.mark.long), True], ids=["nothing", "no answer"])
 def test_broker_works_and_stops_without_a_collector(is_there: bool, tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:

@@ -1,11 +1,15 @@
-"""From natslog 0.1.0 to this version, back, and here again: on data folders that 0.1.0 wrote, with its real code."""
+"""From each released version to this one, back, and here again: on data folders that it wrote, with its real code; from
+0.2.0 on broker by broker, under load.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +22,18 @@ from natslog.nats_server import NatsServer
 from natslog.node.metadata.raft_store import RaftStore
 from tests.cluster_harness import Cluster, ClusterBroker, ClusterOptions
 from tests.golden.make_data_dir import SMALL, answers_of
-from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked
-from tests.released import GOLDEN, V0_1_0, use_release
+from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked, with_nats
+from tests.integration.upgrade_load import UpgradeLoad
+from tests.released import GOLDEN, V0_1_0, V0_2_0, use_release
 
 SINGLE, THREE = GOLDEN / "data-dir-v0.1.0", GOLDEN / "cluster-v0.1.0"
+SINGLE_0_2_0, THREE_0_2_0 = GOLDEN / "data-dir-v0.2.0", GOLDEN / "cluster-v0.2.0"
 
 
-@pytest.fixture
-def single(tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
-    """A broker on a copy of the folder that 0.1.0 left; it does not run yet."""
-    shutil.copytree(SINGLE / "data", tmp_path / "data")
+@contextmanager
+def broker_on(folder: Path, tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A broker on a copy of a golden folder; it does not run yet."""
+    shutil.copytree(folder / "data", tmp_path / "data")
     server = NatsServer(0, tmp_path / "nats.log").start()
     broker = BrokerProcess(tmp_path / "data", server.url, **SMALL)
     try:
@@ -35,6 +41,12 @@ def single(tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     finally:
         broker.kill()
         server.stop()
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    with broker_on(SINGLE, tmp_path) as both:
+        yield both
 
 
 def expected(folder: Path) -> dict[str, Any]:
@@ -46,6 +58,11 @@ def level_of(broker: BrokerProcess) -> tuple[int, int, bool, list[int]]:
     body = broker.client().cluster()
     names = ("feature_level", "supported_level", "upgrade_waits", "upgrade_waits_for")
     return tuple(body[name] for name in names)  # type: ignore[return-value]
+
+
+def version_of(broker: BrokerProcess) -> str:
+    with urllib.request.urlopen(f"{broker.url}/healthz", timeout=30) as answer:
+        return str(json.load(answer)["version"])
 
 
 def identity_version(folder: Path) -> bytes:
@@ -239,3 +256,110 @@ def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tm
         assert publish_acked(with_old.nats_url, "orders.new", [b"at level 2"])[0]["offset"] == 151
     finally:
         with_old.close()
+
+
+# ---- from 0.2.0 on: broker by broker ----
+
+
+def check_all_of_0_2_0(broker: BrokerProcess, folder: Path) -> None:
+    """What the golden folder holds is served as it was."""
+    before, now = expected(folder), answers_of(broker.url)
+    assert now["streams"].keys() == before["streams"].keys()
+    for name, stream in before["streams"].items():
+        assert now["streams"][name] == stream, name
+    assert (now["cursors"], now["last_append"]) == (before["cursors"], before["last_append"])
+
+
+def check_state_beside_the_messages(nats_url: str) -> None:
+    """What a consumer has acked, values of a bucket, and the sequence that a condition names."""
+
+    async def work(connection: Any) -> None:
+        js = connection.jetstream(timeout=20)
+        worker = await js.pull_subscribe_bind(consumer="worker", stream="WORK")
+        found = [message.metadata.sequence.stream for message in await worker.fetch(4, timeout=20)]
+        assert sorted(found) == [3, 4, 5, 6], "1 and 2 are acked"
+        bucket = await js.key_value("settings")
+        assert (await bucket.get("name")).value == "grün".encode()
+        expecting = {"Nats-Expected-Last-Subject-Sequence": "5"}
+        assert "error" in json.loads((await connection.request("work.5", b"x", headers=expecting)).data)
+
+    with_nats(nats_url, work)
+
+
+def test_data_of_0_2_0_are_served_and_changed(tmp_path: Path) -> None:
+    with broker_on(SINGLE_0_2_0, tmp_path) as (server, broker):
+        broker.settings["nats_leaf_url"] = server.leaf_url
+        broker.start()
+        check_all_of_0_2_0(broker, SINGLE_0_2_0)
+        assert level_of(broker)[0] == 2
+        check_state_beside_the_messages(server.url)
+        use_it(broker, server.url, "upgraded")
+        broker.kill()
+        broker.start()
+        with broker.client() as client:
+            assert all_values(client, "made-by-upgraded") == [b"upgraded"]
+        broker.terminate()
+        assert [problem for path in files_of(broker.folder) for problem in check_file(path).problems] == []
+
+
+@pytest.mark.long
+def test_data_of_0_2_0_return_to_it_and_come_back(tmp_path: Path) -> None:
+    with broker_on(SINGLE_0_2_0, tmp_path) as (server, broker):
+        broker.start()
+        use_it(broker, server.url, "upgraded")
+        broker.terminate()
+        use_release(broker, V0_2_0).start()
+        with broker.client() as client:
+            assert all_values(client, "made-by-upgraded") == [b"upgraded"]
+        assert version_of(broker) == V0_2_0
+        use_it(broker, server.url, "downgraded")
+        broker.terminate()
+        use_release(broker, None).start()
+        with broker.client() as client:
+            assert all_values(client, "made-by-downgraded") == [b"downgraded"]
+
+
+@pytest.mark.long
+def test_cluster_of_0_2_0_is_served_by_this_version(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ClusterOptions(settings=SMALL, has_leafnodes=True))
+    try:
+        for broker in cluster.brokers:
+            shutil.copytree(THREE_0_2_0 / f"broker-{broker.number}", broker.folder)
+        cluster.start().wait_in_sync()
+        for name in expected(THREE_0_2_0)["streams"]:
+            cluster.wait_replicated(name)
+        for broker in cluster.brokers:
+            check_all_of_0_2_0(broker, THREE_0_2_0)
+        check_state_beside_the_messages(cluster.nats_url)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_brokers_change_their_version_one_by_one_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From 0.2.0 to this version, back, and forth again."""
+    cluster = Cluster(tmp_path, ClusterOptions(has_leafnodes=True))
+    try:
+        for broker in cluster.brokers:
+            use_release(broker, V0_2_0)
+        cluster.start().wait_in_sync()
+        with UpgradeLoad(cluster, tmp_path, V0_2_0) as load:
+            load.wait_for_progress()
+            for version in (None, V0_2_0, None):
+                for broker in cluster.brokers:
+                    broker.terminate()
+                    use_release(broker, version).start()
+                    cluster.wait_in_sync(120)
+                    load.wait_for_progress()
+                versions = {version_of(broker) for broker in cluster.brokers}
+                assert (versions == {V0_2_0}) == (version == V0_2_0)
+            wrong, losses = load.finish()
+    finally:
+        cluster.close()
+    with capsys.disabled():
+        print(
+            f"\nupgrade under load: {load.history.acked} messages acked; without acks {losses.lost} of {losses.sent} "
+            f"lost, all of them in the {losses.without_a_leader_s:.1f} s without a leader"
+        )
+    assert wrong == []

@@ -22,7 +22,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 _TIMES = ("first_ts", "last_ts", "created", "ts", "time", "last_active", "pinned_ts", "pause_remaining")
 _NO_TIME = "0001-01-01T00:00:00Z"
 _INVALID_JSON = "invalid JSON: "
-_ANSWERS_WITHIN_S = 5.0
+_ANSWERS_WITHIN_S = 30.0
 _CONSUMER_CREATED = "consumer_create_response"
 _GENERATED_NAME = re.compile("^[A-Za-z0-9]{8}$")
 """Tests give no consumer a name of this length."""

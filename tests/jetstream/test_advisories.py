@@ -33,6 +33,7 @@ def consumer(name: str, **config: Any) -> Api:
     return Api(f"CONSUMER.CREATE.ORDERS.{name}", {"stream_name": "ORDERS", "config": config})
 
 
+@pytest.mark.long
 def test_streams_that_are_created_updated_and_deleted(both: Both) -> None:
     found = both.compare(
         [

@@ -133,6 +133,7 @@ def replicas_of(cluster: Cluster, name: str) -> set[str]:
     return {shown["leader"], *(one["name"] for one in shown.get("replicas", []))}
 
 
+@pytest.mark.long
 def test_placement_tags(cluster: Cluster) -> None:
     odd = {"placement": {"tags": ["odd"]}}
     assert create(cluster, "tagged", **odd)["error"]["err_code"] == 10005
@@ -156,7 +157,7 @@ def test_create_at_the_same_time_makes_one_stream(cluster: Cluster) -> None:
     async def work(connection: Any) -> list[dict[str, Any]]:
         bodies = [{"name": "race", "subjects": [f"race.{at % 2}"], "num_replicas": 3} for at in range(8)]
         asked = [
-            connection.request("$JS.API.STREAM.CREATE.race", json.dumps(body).encode(), timeout=10) for body in bodies
+            connection.request("$JS.API.STREAM.CREATE.race", json.dumps(body).encode(), timeout=30) for body in bodies
         ]
         return [json.loads(one.data) for one in await asyncio.gather(*asked)]
 
@@ -167,6 +168,7 @@ def test_create_at_the_same_time_makes_one_stream(cluster: Cluster) -> None:
     answer(cluster, "STREAM.DELETE.race")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["stream", pytest.param("metadata", marks=pytest.mark.long)])
 def test_killed_leader_is_replaced_and_each_request_gets_one_answer_again(cluster: Cluster, what: str) -> None:
     name = f"kill-{what}"
@@ -276,11 +278,11 @@ def test_stream_that_cannot_commit_does_not_hold_the_others(cluster: Cluster) ->
         async def work(connection: Any) -> tuple[bool, dict[str, Any]]:
             await connection.publish(stuck_name, b"x")
             stuck = [
-                asyncio.ensure_future(connection.request(f"$JS.API.STREAM.INFO.{stuck_name}", b"", timeout=20))
+                asyncio.ensure_future(connection.request(f"$JS.API.STREAM.INFO.{stuck_name}", b"", timeout=30))
                 for _ in range(100)
             ]
             await asyncio.sleep(0.1)
-            await connection.request("$JS.API.STREAM.INFO.fine", b"", timeout=20)
+            await connection.request("$JS.API.STREAM.INFO.fine", b"", timeout=30)
             is_first = not any(one.done() for one in stuck)
             first = await stuck[0]
             for one in stuck[1:]:

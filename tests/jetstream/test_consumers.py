@@ -122,6 +122,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_configuration_is_stored_and_shown(both: Both, config: dict[str, Any]) -> None:
     found = both.compare(
@@ -197,6 +198,7 @@ REFUSED: list[tuple[dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("config", "code"), REFUSED, ids=lambda value: str(value)[:80])
 def test_configuration_is_refused(both: Both, config: dict[str, Any], code: int) -> None:
     found = both.compare([create("A", subjects=["a.>"]), consumer("C", **config), Api("CONSUMER.NAMES.A")])
@@ -222,6 +224,7 @@ PEDANTIC: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", PEDANTIC, ids=str)
 def test_pedantic_requests_are_not_corrected(both: Both, config: dict[str, Any]) -> None:
     limits = {"max_ack_pending": 5, "inactive_threshold": 10 * SECOND}
@@ -422,6 +425,7 @@ UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "change"), UPDATES, ids=str)
 def test_updates(both: Both, before: dict[str, Any], change: dict[str, Any]) -> None:
     both.compare(
@@ -453,6 +457,7 @@ def test_pages_of_names_and_lists(both: Both) -> None:
     )
 
 
+@pytest.mark.long
 def test_list_is_limited(both: Both) -> None:
     many = [consumer(f"c{at:03}", mem_storage=True) for at in range(258)]
     answers = both.compare(
@@ -529,6 +534,7 @@ def test_unused_ephemerals_are_deleted(both: Both) -> None:
     )
 
 
+@pytest.mark.long
 def test_start_of_each_deliver_policy(both: Both) -> None:
     """The first state of consumers on streams that are empty, filled, purged, and do not begin at 1."""
     policies: list[dict[str, Any]] = [

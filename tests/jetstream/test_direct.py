@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.jetstream.both import Api, Both, Direct, Publish, Send, Step
 from tests.jetstream.test_streams import create, info, published, update
 
@@ -23,6 +25,7 @@ def filled(**config: Any) -> list[Step]:
     ]
 
 
+@pytest.mark.long
 def test_one_message(both: Both) -> None:
     both.compare(
         [
@@ -107,6 +110,7 @@ def test_only_streams_that_allow_it_answer(both: Both) -> None:
     both.compare([update("A", subjects=["a.>"]), *closed, Api("STREAM.DELETE.A"), *closed])
 
 
+@pytest.mark.long
 def test_more_subjects_than_an_answer_may_have(both: Both) -> None:
     messages = [Publish(f"a.{at}", b"") for at in range(1025)]
     both.compare([create("A", subjects=["a.>"], allow_direct=True), *messages, direct(multi_last=["a.*"])])

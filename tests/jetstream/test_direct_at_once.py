@@ -101,11 +101,12 @@ def test_requests_of_all_kinds_get_what_they_get_alone(both: Both) -> None:
     assert statuses.count("404") >= 6
 
 
+@pytest.mark.long
 def test_ten_thousand_requests_for_as_many_keys(both: Both) -> None:
     async def filled(connection: Any) -> None:
         for at in range(5_000):
             await connection.publish(f"a.{at}", b"%d" % at)
-        await connection.request("a.last", b"x", timeout=20)
+        await connection.request("a.last", b"x", timeout=30)
 
     natslog(both, [bucket()])
     with_nats(both.urls[1], filled)
@@ -160,7 +161,7 @@ def test_answers_to_reply_subjects_of_the_api_are_not_sent(both: Both) -> None:
         for reply in ("$JS.API.STREAM.PURGE.A", "$x"):
             await connection.publish("$JS.API.DIRECT.GET.A.a.x", b"", reply=reply)
         await connection.publish("$JS.API.DIRECT.GET.A.a.x", b"")
-        return bytes((await connection.request("$JS.API.DIRECT.GET.A.a.x", b"", timeout=5)).data)
+        return bytes((await connection.request("$JS.API.DIRECT.GET.A.a.x", b"", timeout=30)).data)
 
     assert with_nats(both.urls[1], work) == b"1"
 
@@ -176,12 +177,12 @@ def test_a_purge_and_deletions_meanwhile(both: Both) -> None:
         for _ in range(40):
             for key in keys:
                 await asking.send(*requested(f"A.{key}"))
-        purging = connection.request("$JS.API.STREAM.PURGE.A", json.dumps({"filter": "a.7"}).encode(), timeout=10)
-        deleting = connection.request("$JS.API.STREAM.MSG.DELETE.A", json.dumps({"seq": 10}).encode(), timeout=10)
+        purging = connection.request("$JS.API.STREAM.PURGE.A", json.dumps({"filter": "a.7"}).encode(), timeout=30)
+        deleting = connection.request("$JS.API.STREAM.MSG.DELETE.A", json.dumps({"seq": 10}).encode(), timeout=30)
         await asyncio.gather(purging, deleting)
         for key in keys:
             await asking.send(*requested(f"A.{key}"))
-        await connection.request("$JS.API.STREAM.PURGE.A", json.dumps({"keep": 5}).encode(), timeout=10)
+        await connection.request("$JS.API.STREAM.PURGE.A", json.dumps({"keep": 5}).encode(), timeout=30)
         for key in keys:
             await asking.send(*requested(f"A.{key}"))
         return await asking.all()
@@ -194,6 +195,7 @@ def test_a_purge_and_deletions_meanwhile(both: Both) -> None:
     assert [at for at, (headers, _) in enumerate(found[2050:]) if "Status" not in headers] == list(range(45, 50))
 
 
+@pytest.mark.long
 def test_more_requests_than_may_wait_are_dropped_and_the_others_answered(both: Both) -> None:
     natslog(both, [create("A", subjects=["a.>"], allow_direct=True), Publish("a.x", b"1")])
 

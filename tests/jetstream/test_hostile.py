@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from tests.harness import with_nats
 from tests.jetstream.both import Api, Both, Direct, Publish, Send, Step, answer_of
 from tests.jetstream.test_streams import create, info, update
@@ -29,6 +31,7 @@ def together(both: Both, steps: list[Step]) -> list[Any]:
     return with_nats(both.urls[1], work)
 
 
+@pytest.mark.long
 def test_sequences_that_no_log_can_count_are_refused(both: Both) -> None:
     for first in (2**53 + 1, 2**63 - 5, 2**63 - 1):
         (found,) = natslog(both, [create("A", first_seq=first)])
@@ -81,6 +84,7 @@ def test_lines_in_headers_of_appends_are_no_headers(both: Both) -> None:
     assert found[2][0][0]["a"] == "b"
 
 
+@pytest.mark.long
 def test_many_creations_leave_room_for_other_requests(both: Both) -> None:
     natslog(both, [create("A")])
 
@@ -91,7 +95,7 @@ def test_many_creations_leave_room_for_other_requests(both: Both) -> None:
             for at, body in enumerate(bodies)
         ]
         await asyncio.sleep(0.05)
-        await connection.request("$JS.API.STREAM.INFO.A", b"", timeout=20)
+        await connection.request("$JS.API.STREAM.INFO.A", b"", timeout=30)
         is_before_the_last = not all(one.done() for one in creating)
         await asyncio.gather(*creating)
         return is_before_the_last

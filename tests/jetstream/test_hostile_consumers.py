@@ -45,6 +45,7 @@ def delivers(both: Both) -> None:
         assert [subject for subject, *_ in ours(both, steps)[-1]] == ["a.1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     [
@@ -68,7 +69,7 @@ def test_names_of_consumers_with_odd_blanks_harm_nobody(both: Both) -> None:
 
     async def work(connection: Any) -> Any:
         body = json.dumps({"stream_name": "A", "config": {"durable_name": name, "ack_policy": "explicit"}}).encode()
-        return json.loads((await connection.request("$JS.API.CONSUMER.CREATE.A." + name, body, timeout=5)).data)
+        return json.loads((await connection.request("$JS.API.CONSUMER.CREATE.A." + name, body, timeout=30)).data)
 
     with_nats(both.urls[1], work)
     delivers(both)

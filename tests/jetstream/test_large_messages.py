@@ -33,6 +33,7 @@ def running(tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess, Natslog
     server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"filter_subjects": ["kept.x"]}, {"headers_only": True}], ids=str)
 def test_larger_messages_are_logged_and_the_others_delivered(
     running: tuple[NatsServer, BrokerProcess, NatslogClient], settings: dict[str, Any]

@@ -21,6 +21,7 @@ def purge(**request: Any) -> Api:
     return Api("STREAM.PURGE.A", request or b"")
 
 
+@pytest.mark.long
 def test_one_message(both: Both) -> None:
     headers = {"B": "2", "a": "1", ID: "x", "Empty": ""}
     both.compare(

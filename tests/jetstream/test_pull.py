@@ -53,6 +53,7 @@ def explicit(name: str = "C", /, **config: Any) -> Api:
     return consumer(name, **{"ack_policy": "explicit"} | config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ack_policy", ["none", "explicit", "all"])
 @pytest.mark.parametrize(
     "config",
@@ -808,6 +809,7 @@ def test_messages_are_deleted_under_the_consumer(both: Both) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("request_", [{}, {"seq": 4}, {"keep": 2}, {"filter": "a.1"}, {"filter": "a.2"}], ids=str)
 def test_purge_under_the_consumer(both: Both, request_: dict[str, Any]) -> None:
     both.compare(

@@ -35,6 +35,7 @@ def is_bound(value: bool | None = True, name: str = "C") -> Until:
 ME = Subscribe("me", "to.me")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ack_policy", ["none", "explicit", "all"])
 @pytest.mark.parametrize(
     "config",

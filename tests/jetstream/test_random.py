@@ -100,7 +100,7 @@ STEPS = st.one_of(
 ALL = [*(info(name, deleted_details=True) for name in "ABC"), Api("STREAM.LIST"), Api("INFO")]
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.timeout(600)
 def test_random_sequences_get_equal_answers(both: Both, count: int) -> None:
     @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)

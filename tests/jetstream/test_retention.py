@@ -34,6 +34,7 @@ def test_configuration_is_stored_and_shown(both: Both, retention: str, storage: 
     both.compare([stream(retention, storage=storage), KEPT, Api("STREAM.LIST"), stream(retention, storage=storage)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", ["workqueue", "interest", "limits"])
 @pytest.mark.parametrize("before", ["workqueue", "interest", "limits"])
 def test_changes_of_the_policy(both: Both, before: str, after: str) -> None:

@@ -51,6 +51,7 @@ def state_of(broker: BrokerProcess) -> str:
     return str(broker.client().cluster()["jetstream"])
 
 
+@pytest.mark.long
 def test_setting_turns_it_off(tmp_path: Path) -> None:
     with served(tmp_path, jetstream="off") as (url, broker):
         broker.client().create_stream("a", "a")
@@ -65,6 +66,7 @@ def test_wrong_setting_is_refused(tmp_path: Path) -> None:
     assert "jetstream" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "state"), [("auto", "off"), ("on", "on")])
 def test_with_security_it_is_served_only_on_request(tmp_path: Path, mode: str, state: str) -> None:
     with served(tmp_path, jetstream=mode, admin_token_file=tmp_path / "token") as (url, broker):
@@ -95,7 +97,7 @@ def test_one_of_two_clusters_in_an_account_serves_it(tmp_path: Path) -> None:
                 answers = await connection.subscribe(inbox)
                 await connection.publish("$JS.API.STREAM.NAMES", b"", reply=inbox)
                 found = [(await answers.next_msg(5)).data.decode()]
-                await connection.request("$JS.API.INFO", b"", timeout=5)  # answered after the other request
+                await connection.request("$JS.API.INFO", b"", timeout=30)  # answered after the other request
                 return found + [(await answers.next_msg(0)).data.decode() for _ in range(answers.pending_msgs)]
 
             assert len(with_nats(url, work)) == 1
@@ -107,6 +109,7 @@ def test_one_of_two_clusters_in_an_account_serves_it(tmp_path: Path) -> None:
             second.kill()
 
 
+@pytest.mark.long
 def test_server_with_jetstream_keeps_its_api_and_natslog_has_a_domain(tmp_path: Path) -> None:
     with served(tmp_path, server=("--jetstream", "--store_dir", str(tmp_path / "js"))) as (url, broker):
         eventually(lambda: state_of(broker) == "domain", what="the server's JetStream is noticed")
@@ -131,6 +134,7 @@ def test_server_with_jetstream_keeps_its_api_and_natslog_has_a_domain(tmp_path: 
 ALL = '["$JS.API.INFO", "_INBOX.>"]', '["$JS.API.>", "_INBOX.natslog.>", "a"]'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("publish", "subscribe", "state"),
     [
@@ -158,7 +162,7 @@ def test_brokers_that_look_for_other_clusters_read_no_streams(tmp_path: Path) ->
     async def probe(connection: Any) -> tuple[dict[str, str], bytes, dict[str, Any]]:
         subscription = await connection.subscribe("$JS.API.INFO")
         probed = await subscription.next_msg(timeout=20)
-        answer = await connection.request("$JS.API.INFO", headers=probed.headers, timeout=5)
+        answer = await connection.request("$JS.API.INFO", headers=probed.headers, timeout=30)
         return dict(probed.headers or {}), bytes(probed.data), json.loads(answer.data)
 
     with served(tmp_path) as (url, broker):
@@ -172,6 +176,7 @@ def test_brokers_that_look_for_other_clusters_read_no_streams(tmp_path: Path) ->
         assert full["streams"] == 1
 
 
+@pytest.mark.long
 def test_restarted_server_gets_the_subscriptions_again(tmp_path: Path) -> None:
     nats = NatsServer(0, tmp_path / "nats.log").start()
     port = nats.port

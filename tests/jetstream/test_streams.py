@@ -150,6 +150,7 @@ UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "change"), UPDATES)
 def test_updates(both: Both, before: dict[str, Any], change: dict[str, Any]) -> None:
     messages = [Publish("A", b"%d" % at) for at in range(5)]

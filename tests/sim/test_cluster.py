@@ -1,5 +1,5 @@
 """The cluster under many seeds (`NATSLOG_SIM_SEEDS`, 240 of them unless told) and three times as many walks: the first
-fifth in `make test`, the others in `make test-all`.
+sixteenth in `make test`, the others in `make test-all`.
 
 See `cluster_world` and `cluster_walk`. To replay one: `python -m tests.sim SEED`.
 """
@@ -22,11 +22,11 @@ from tests.sim.cluster_world import RESUME_WITHIN_MS, Cluster, Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "240"))
 PARTS = [
-    pytest.param(range(SEEDS // 8), id="first"),
-    pytest.param(range(SEEDS // 8, SEEDS), id="others", marks=pytest.mark.long),
+    pytest.param(range(SEEDS // 16), id="first"),
+    pytest.param(range(SEEDS // 16, SEEDS), id="others", marks=pytest.mark.long),
 ]
 WALKS_PER_SEED = 3
-CHUNK_SEEDS = 20
+CHUNK_SEEDS = 5
 TAIL_LINES = 60
 
 Run = Callable[..., Result]

@@ -1,4 +1,4 @@
-"""A consumer under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first fifth in `make test`, the
+"""A consumer under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first tenth in `make test`, the
 others in `make test-all`: see `consumer_world`.
 
 To replay one: `python -m tests.sim SEED --only consumer`.
@@ -20,8 +20,8 @@ from tests.sim.consumer_world import Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "400"))
 PARTS = [
-    pytest.param(range(SEEDS // 5), id="first"),
-    pytest.param(range(SEEDS // 5, SEEDS), id="others", marks=pytest.mark.long),
+    pytest.param(range(SEEDS // 10), id="first"),
+    pytest.param(range(SEEDS // 10, SEEDS), id="others", marks=pytest.mark.long),
 ]
 CHUNK_SEEDS = 20
 TAIL_LINES = 60

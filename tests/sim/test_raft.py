@@ -1,4 +1,4 @@
-"""Raft under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first fifth in `make test`, the others in
+"""Raft under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first tenth in `make test`, the others in
 `make test-all`: see `raft_world`.
 
 To replay one: `run_seed(seed, trace=[])`.
@@ -15,8 +15,8 @@ from tests.sim.raft_world import Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "400"))
 PARTS = [
-    pytest.param(range(SEEDS // 5), id="first"),
-    pytest.param(range(SEEDS // 5, SEEDS), id="others", marks=pytest.mark.long),
+    pytest.param(range(SEEDS // 10), id="first"),
+    pytest.param(range(SEEDS // 10, SEEDS), id="others", marks=pytest.mark.long),
 ]
 CHUNK_SEEDS = 20
 TAIL_LINES = 60

@@ -201,5 +201,5 @@ def recorded_around(moment: str, reader: Reader, clock: WallClock) -> tuple[list
 
 def clock_of(broker: BrokerProcess) -> float:
     """Seconds since 1970, by the broker's wall clock."""
-    with urllib.request.urlopen(f"{broker.url}/readyz", timeout=5) as answer:
+    with urllib.request.urlopen(f"{broker.url}/readyz", timeout=30) as answer:
         return parsedate_to_datetime(answer.headers["Date"]).timestamp()

@@ -149,7 +149,7 @@ class Master:
         eventually(lambda: self._workers_alive() == count, _UP_WITHIN_S, f"{count} workers of {self.url}")
 
     def _workers_alive(self) -> int:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.page}/json/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.page}/json/", timeout=30) as answer:
             return int(json.load(answer)["aliveworkers"])
 
 

@@ -99,6 +99,7 @@ def test_ranges_by_time(spark: SparkSession, broker: BrokerProcess, client: Nats
     assert offsets(both) == [row["offset"] for row in rows if row["timestamp"] >= high], "the time wins"
 
 
+@pytest.mark.long
 def test_projection_by_option_and_by_schema(spark: SparkSession, broker: BrokerProcess, filled: str) -> None:
     frame = read(spark, broker, filled, columns="subject,offset")
     assert frame.columns == ["subject", "offset"]
@@ -184,6 +185,7 @@ def test_missing_stream_option_and_unknown_stream(spark: SparkSession, broker: B
         read(spark, broker, "nosuch").count()
 
 
+@pytest.mark.long
 def test_broker_that_is_not_there_is_named(spark: SparkSession) -> None:
     options = {"servers": "http://127.0.0.1:1", "stream": "x", "fetchTimeout": "1s", "fetchRetries": "0"}
     with pytest.raises(Exception, match="no broker answered.*127.0.0.1:1"):
@@ -215,7 +217,7 @@ def test_start_below_the_log_start_is_loss_or_accepted(
                 await connection.publish(name, b"x" * 3000)
             await flushed(connection)
             await flushed(connection)
-            await connection.request(name, b"y" * 3000, timeout=10)
+            await connection.request(name, b"y" * 3000, timeout=30)
 
     with_nats(nats_url, work)
     log_start = eventually(lambda: client.stream(name)["log_start_offset"])

@@ -70,6 +70,7 @@ def test_new_checkpoint_continues_where_the_old_one_ended(
     assert json.loads(shown["sources"][0]["startingOffsets"]) == {filled: 20}
 
 
+@pytest.mark.long
 def test_read_starts_at_a_cursor(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, filled: str, name: str, folder: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_stream_that_leaves_the_options_and_comes_back_continues(
 # ---- errors ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -134,6 +136,7 @@ def test_options_that_cannot_be_meant_are_named(
         read_offsets(spark, servers=broker.url, stream=filled, **options)
 
 
+@pytest.mark.long
 def test_filter_pushdown_is_accepted_everywhere(
     spark: SparkSession, broker: BrokerProcess, filled: str, folder: Path
 ) -> None:
@@ -163,6 +166,7 @@ def test_server_that_never_answers_fails_soon_and_by_name(
     assert time.monotonic() - started < 2 * (FIRST_ANSWER_WITHIN_S + 30), "as long as an outage of a running query"
 
 
+@pytest.mark.long
 def test_wrong_option_of_a_query_is_the_last_error_of_its_traceback(
     spark: SparkSession, broker: BrokerProcess, filled: str, folder: Path
 ) -> None:
@@ -273,11 +277,13 @@ def test_table_with_listed_columns_names_what_is_wrong(
         spark.table(table).collect()
 
 
+@pytest.mark.long
 def test_temporary_view(spark: SparkSession, broker: BrokerProcess, filled: str, table: str) -> None:
     spark.sql(f"CREATE TEMPORARY VIEW {table}_view USING natslog OPTIONS (servers '{broker.url}', stream '{filled}')")
     assert spark.table(f"{table}_view").count() == 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "words"),
     [

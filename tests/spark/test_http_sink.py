@@ -29,6 +29,7 @@ def rows_of(client: NatslogClient, stream: str) -> list[dict[str, Any]]:
     return [row for batch in client.read(stream) for row in batch.to_pylist()]
 
 
+@pytest.mark.long
 def test_batch_write_appends_every_row_once_as_one_run(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:

@@ -23,6 +23,7 @@ def requests_at(broker: BrokerProcess) -> int:
     return int(sum(count for name, count in counts.items() if "/metrics" not in name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("select", ["stream", pytest.param("streamPattern", marks=pytest.mark.long)])
 def test_idle_query_sends_few_requests_and_a_row_is_in_its_next_batch(
     spark: SparkSession,

@@ -102,7 +102,7 @@ def test_progress_tells_what_each_batch_leaves_unread_and_the_cursor_follows(
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {(sample.name, sample.labels.get("stream", "")): sample.value for one in families for sample in one.samples}
 
@@ -170,6 +170,7 @@ def test_without_lag_the_progress_is_as_it_was(
     assert {tuple(one) for one in latest_of(query, stream)} == {("id", "offset")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -186,6 +187,7 @@ def test_wrong_option_is_an_error_before_the_query_starts(
         spark.readStream.format("natslog").options(servers=broker.url, stream=stream, **options).load()
 
 
+@pytest.mark.long
 def test_cursor_and_lag_are_for_streams(spark: SparkSession, broker: BrokerProcess, stream: str) -> None:
     for name, value in (("cursor", "report"), ("lag", "true")):
         with pytest.raises(Exception, match=f"option {name} is for streaming reads"):

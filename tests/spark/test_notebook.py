@@ -46,6 +46,7 @@ def addresses(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(path.name for path in NOTEBOOKS.glob("*.ipynb")))
 def test_notebook_is_committed_with_the_outputs_of_its_code(name: str) -> None:
     """Whoever only browses the repository sees what it shows; and nothing of the machine that it ran on."""

@@ -319,6 +319,7 @@ def clashing_payloads(format: str) -> tuple[str, list[bytes]]:
     return json.dumps(schema), [*payloads, b"!"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["json", "arrow", pytest.param("avro", marks=pytest.mark.long)])
 def test_payload_column_holds_fields_that_have_the_names_of_natslogs_columns(read: Any, format: str) -> None:
     schema, payloads = clashing_payloads(format)
@@ -377,6 +378,7 @@ def test_payload_column_beside_the_corrupt_record_column_and_in_a_projection(rea
         read(None, columns="id", **options).count()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["json", pytest.param("avro", marks=pytest.mark.long), "arrow"])
 def test_payload_column_in_a_streaming_query_that_is_restarted(
     spark: SparkSession,

@@ -51,6 +51,7 @@ def publish(
 # ---- subjects ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "target", "subject", "expected"),
     [
@@ -200,6 +201,7 @@ def test_enrich_refuses_what_would_not_be_once(
     assert "has no column 'key'; it has sku, name, price" in refused("--on", "key")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

@@ -72,6 +72,7 @@ def _written(frame: DataFrame, **options: str) -> None:
     frame.write.format("natslog").mode("append").options(**options).save()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["nats", *(pytest.param(one, marks=pytest.mark.long) for one in ("envelope", "http"))])
 def test_null_values_are_written_as_tombstones(path: str, spark: SparkSession, tmp_path: Path) -> None:
     with running(tmp_path) as (nats, broker):

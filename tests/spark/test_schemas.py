@@ -26,6 +26,7 @@ def readings(client: NatslogClient, nats_url: str, name: str) -> str:
     return name
 
 
+@pytest.mark.long
 def test_schema_is_inferred_once_and_read_in_batches_and_streams(
     spark: SparkSession, broker: BrokerProcess, nats_url: str, readings: str, folder: Path
 ) -> None:
@@ -86,8 +87,8 @@ def test_headers_as_a_map_are_read_and_written_again(
     client.create_stream(name, f"{name}.>")
 
     async def work(connection) -> None:  # type: ignore[no-untyped-def]
-        await connection.request(f"{name}.a", b"1", headers={"trace": "x", "lang": "de"}, timeout=5)
-        await connection.request(f"{name}.a", b"2", timeout=5)
+        await connection.request(f"{name}.a", b"1", headers={"trace": "x", "lang": "de"}, timeout=30)
+        await connection.request(f"{name}.a", b"2", timeout=30)
 
     with_nats(nats_url, work)
     options = {"servers": broker.url, "stream": name, "headersAs": "map"}

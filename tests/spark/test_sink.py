@@ -29,6 +29,7 @@ def header(row: dict[str, Any], name: str) -> str | None:
     return next((pair["value"] for pair in row["headers"] or [] if pair["key"] == name), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ack", ["none", "flush", "stored"])
 def test_batch_write_publishes_every_row(
     spark: SparkSession, client: NatslogClient, nats_url: str, name: str, ack: str
@@ -422,6 +423,7 @@ def test_overwrite_is_refused(spark: SparkSession, nats_url: str) -> None:
         writer.mode("overwrite").save()
 
 
+@pytest.mark.long
 def test_empty_frame_publishes_nothing(spark: SparkSession, client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     writer = (
@@ -434,6 +436,7 @@ def test_empty_frame_publishes_nothing(spark: SparkSession, client: NatslogClien
 # ---- who acks ----
 
 
+@pytest.mark.long
 def test_rows_are_stored_by_default_where_a_stream_acks_and_lost_nowhere(spark: SparkSession, folder: Path) -> None:
     """The broker is away and NATS is up: a sink that is content with the server's word would lose the batch."""
     with running(folder / "own") as (server, own):

@@ -111,6 +111,7 @@ def test_streaming_sink_stores_every_row_and_keeps_its_position(reader: Reader, 
     assert json.loads(logged)["readings"]["offset"] == 2
 
 
+@pytest.mark.long
 @runs(block="Direct append (`path=http`)")
 def test_direct_append_stores_every_row_without_a_message_to_subscribers(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")
@@ -200,7 +201,7 @@ def table_of_gauges() -> list[tuple[str, tuple[str, ...]]]:
 
 def scraped(port: int) -> list[tuple[str, tuple[str, ...], float]]:
     """Name, names of labels and value of each sample."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return [(one.name, tuple(sorted(one.labels)), one.value) for family in families for one in family.samples]
 

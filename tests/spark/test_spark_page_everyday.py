@@ -72,6 +72,7 @@ def test_members_of_variants(reader: Reader, block: Block) -> None:
     assert rows_of(clicks) == [(7, "home"), (None, "5"), (None, None)]
 
 
+@pytest.mark.long
 @runs(block="Protobuf")
 def test_protobuf_messages_become_columns(reader: Reader, block: Block) -> None:
     (reader.folder / "shop.desc").write_bytes(FILES)
@@ -109,6 +110,7 @@ def test_update_mode_within_foreach_batch_stores_each_batch_once(reader: Reader,
     assert reader.client.stream("counts")["high_watermark"] == before, "the repetition of a write"
 
 
+@pytest.mark.long
 @runs(block="Schemas that change")
 def test_schema_is_inferred_and_members_beside_it_are_counted(reader: Reader, block: Block) -> None:
     reader.create("sensors", "sensors.>")

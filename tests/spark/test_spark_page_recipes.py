@@ -85,7 +85,7 @@ def test_rows_of_a_trace_are_found(reader: Reader, block: Block, capsys: pytest.
     async def publish(connection: Any) -> None:
         trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         for headers in (None, {"k": "v"}, {"k": "v", "Traceparent": trace}, {"traceparent": trace.replace("4", "5")}):
-            await connection.request("orders.new", b"x", headers=headers, timeout=10)
+            await connection.request("orders.new", b"x", headers=headers, timeout=30)
 
     reader.create("orders", "orders.>")
     with_nats(reader.nats_url, publish)

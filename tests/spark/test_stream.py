@@ -160,7 +160,7 @@ def publish_one_by_one(nats_url: str, stream: str, count: int) -> None:
 
     async def work(connection: Any) -> None:
         for at in range(count):
-            await connection.request(stream, b"%d" % at, timeout=10)
+            await connection.request(stream, b"%d" % at, timeout=30)
 
     with_nats(nats_url, work)
 
@@ -186,6 +186,7 @@ def test_retention_beyond_the_checkpoint_is_loss_and_exactly_at_it_is_none(
     assert offsets(spark, late) == [*range(30), *range(40, 120)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restarts", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_broker_restarted_under_a_running_query_the_query_goes_on(
     spark: SparkSession, tmp_path: Path, restarts: int

@@ -50,7 +50,7 @@ def traced(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 async def publish_one(connection: Any) -> None:
-    await connection.request("traced", b"x", headers={"traceparent": CONTEXT}, timeout=10)
+    await connection.request("traced", b"x", headers={"traceparent": CONTEXT}, timeout=30)
 
 
 def named(collector: Collector, name: str, service: str, count: int) -> list[Received]:

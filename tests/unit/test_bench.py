@@ -134,6 +134,7 @@ def test_kafka_listens_on_loopback_only(tmp_path: Path) -> None:
     assert settings["log.dirs"] == f"{tmp_path}/data"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("only", "error"),
     [

@@ -18,6 +18,7 @@ from tests.harness import eventually, natslog
 NATSLOG = [sys.executable, "-m", "natslog"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["stream", "lss"], ["verify", "."], ["--server", "http://127.0.0.1:1", "stream", "ls"]]
 )
@@ -49,6 +50,7 @@ def test_process_that_is_killed_says_by_which_signal(tmp_path: Path) -> None:
     assert process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "variables"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import phases
-from tests.conftest import FilesTogether
+from tests.conftest import scope_of
 
 RESULTS = """<?xml version="1.0"?><testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_good[1]" time="1.5" />
@@ -25,14 +25,19 @@ def test_every_test_belongs_to_one_phase() -> None:
     files = [path for path in tests.rglob("test_*.py") if path != Path(__file__)]
     have = {path.relative_to(tests).parts[0] for path in files} | {"unit"}
     have_alone = {path.relative_to(tests).parts[0] for path in files if "pytest.mark.alone" in path.read_text()}
-    for marked, expected in [("not alone", have), ("alone", have_alone)]:
-        planned = [folder for phase in phases.PHASES if phase.marked == marked for folder in phase.folders]
-        assert sorted(planned) == sorted(expected)
+    for command, marked, expected in [
+        ("test", "not alone", have),
+        ("test-all", "not alone", have),
+        ("test-all", "alone", have_alone),
+        ("test-extended", "not alone", have),
+    ]:
+        chosen = [one for one in phases.PHASES if one.marked == marked and command in one.commands]
+        assert sorted(folder for one in chosen for folder in one.folders) == sorted(expected)
 
 
 def test_report_counts_every_outcome_and_ends_with_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test.pure.xml").write_text(RESULTS)
-    assert phases.report(tmp_path) == 1
+    assert phases.report("test", tmp_path) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[-2:] == ["== 4 tests in all", "1 passed, 2 failed, 1 skipped"]
     slowest = said.index("== the 25 slowest tests of 4, with their fixtures")
@@ -45,17 +50,18 @@ def test_report_counts_every_outcome_and_ends_with_the_sum(tmp_path: Path, capsy
 
 
 def test_report_of_nothing_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert phases.report(tmp_path) == 1
+    assert phases.report("test", tmp_path) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
 
 
+@pytest.mark.long
 def test_phase_that_ends_without_results_counts_as_a_failed_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(phases, "RESULTS", tmp_path)
     broken = phases.Phase("broken", "a folder that is not there", ("nowhere",))
     assert phases.run_phase("test", broken) != 0
-    assert phases.report(tmp_path) == 1
+    assert phases.report("test", tmp_path) == 1
     assert "tests.phases::test.broken: pytest ended with exit code 4" in capsys.readouterr().out
 
 
@@ -69,6 +75,7 @@ def phase_of(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> phases
     return phases.Phase("own", "tests of a test", ("own",))
 
 
+@pytest.mark.long
 def test_what_failed_runs_once_more_and_the_report_names_what_passed_only_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +93,7 @@ def test_bad(): assert 1 == 2
         monkeypatch,
     )
     assert phases.run_phase("test", phase) == 1
-    assert phases.report(tmp_path) == 1
+    assert phases.report("test", tmp_path) == 1
     said = capsys.readouterr().out.splitlines()
     at = said.index("== failed, and passed when repeated: 1")
     assert said[at + 1].startswith("tests.own.test_own::test_busy: AssertionError: ")
@@ -94,12 +101,13 @@ def test_bad(): assert 1 == 2
     assert said[-1] == "2 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.long
 def test_nothing_is_repeated_where_much_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = "import pytest\n@pytest.mark.parametrize('at', range(6))\ndef test_bad(at): assert False\n"
     assert phases.run_phase("test", phase_of(code, tmp_path, monkeypatch)) == 1
-    assert phases.report(tmp_path) == 1
+    assert phases.report("test", tmp_path) == 1
     said = capsys.readouterr().out
     assert "once more" not in said
     assert said.endswith("0 passed, 6 failed, 0 skipped\n")
@@ -112,17 +120,23 @@ def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     slow = phase_of("import threading\ndef test_slow():\n    threading.Event().wait(60)\n", tmp_path, monkeypatch)
     monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() + 4.0))
     phases.run_phase("test", slow)
-    assert phases.report(tmp_path) == 1
+    assert phases.report("test", tmp_path) == 1
     assert re.search(r"it was stopped after [34] s", capsys.readouterr().out)
 
 
 def test_files_that_share_a_spark_stay_in_two_processes_and_others_by_themselves() -> None:
-    scope_of = FilesTogether._split_scope
     files = ["integration/test_cli.py", "spark/test_jobs.py", "spark/test_sink.py", "spark/test_stream.py"]
-    scopes = [scope_of(None, f"tests/{file}::test_a[b::c]") for file in files]  # type: ignore[arg-type]
+    scopes = [scope_of(f"tests/{file}::test_a[b::c]", 2, are_columnar_together=False) for file in files]
     assert scopes[:2] == ["tests/integration/test_cli.py", "tests/spark/test_jobs.py"]
-    shared = {scope_of(None, f"tests/spark/test_{name}.py::test_a") for name in "abcdefgh"}  # type: ignore[arg-type]
+    names = [f"tests/spark/test_{name}.py::test_a" for name in "abcdefgh"]
+    shared = {scope_of(name, 2, are_columnar_together=False) for name in names}
     assert {*scopes[2:]} <= shared == {"spark 0", "spark 1"}
+
+
+def test_in_make_test_the_columnar_reader_has_one_process_and_the_python_source_another() -> None:
+    files = ["columnar/test_stream.py", "columnar/test_batch.py", "spark/test_sink.py", "spark/test_batch.py"]
+    found = [scope_of(f"tests/{file}::test_a", 1, are_columnar_together=True) for file in files]
+    assert found == ["columnar", "columnar", "spark 0", "spark 0"]
 
 
 def test_report_counts_the_tests_that_both_readers_of_spark_pass() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.phases import PHASES
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SAME = {
@@ -81,10 +83,13 @@ def test_documentation_is_built_without_warnings(tmp_path: Path) -> None:
 
 def test_workflow_runs_all_tests() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == [
-        ".ci/run",
-        "make test-extended",
-    ]
+    jobs = workflow["jobs"]
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert commands["test"] == [".ci/run"]
+    assert commands["long"][:2] == [".ci/install", 'make test-all PHASES="${{ matrix.phases }}"']
+    assert commands["extended"] == [".ci/install", "make test-extended"]
+    parts = jobs["long"]["strategy"]["matrix"]["phases"]
+    assert sorted(" ".join(parts).split()) == sorted(one.name for one in PHASES if "test-all" in one.commands)
 
 
 def test_hooks_run_programs_of_the_checkout() -> None:

@@ -420,6 +420,7 @@ def test_span_with_an_error_stops_nothing(name: str, failure_lines: list[str], m
 # ---- lines and threads of the SDK ----
 
 
+@pytest.mark.long
 def test_lines_that_the_sdk_repeats_are_not_logged() -> None:
     code = """
 from natslog.log_events import write_log

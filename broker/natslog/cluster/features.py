@@ -13,6 +13,8 @@ downgraded. A level never goes back.
               streams with several subjects, limits per subject, compaction, companion logs, erasure,
               streams that are imported, and their lineage, internal streams, cursors in a stream, limits of the size
               of a message, protection against removal, versions of settings, streams of the JetStream API
+
+Level 2 is that of natslog 0.2.0, and is final. What is added since is of level 3.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("patterns", PATTERNS.values(), ids=PATTERNS)
 def test_subjects_that_wildcards_cover(patterns: tuple[str, ...]) -> None:
     subjects = [

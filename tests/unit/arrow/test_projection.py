@@ -48,6 +48,7 @@ def answer(message: bytes, columns: tuple[str, ...]) -> bytes:
     return b"".join([ipc.schema_message(schema_of(columns)), *pieces, ipc.END_OF_STREAM])
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(messages, min_size=1, max_size=20), some_columns, st.sampled_from([None, "zstd", "lz4"]), st.booleans())
 def test_columns_are_those_of_the_batch(

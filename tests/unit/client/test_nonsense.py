@@ -119,6 +119,7 @@ ACCEPTED = {
 """An object is handed on as it is."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_nonsense_is_a_natslog_error(serve: Callable[[Answers], str], nonsense: str) -> None:
     answers = Answers()

@@ -99,6 +99,7 @@ def test_replicas_on_brokers_that_are_drained_or_down_stay() -> None:
     assert Counter(broker for one in done for broker in one.replicas) == {9: 4, 1: 2, 2: 2}
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(some.randoms(use_true_random=False), some.integers(2, 7), some.integers(0, 40), some.integers(0, 3))
 def test_loads_are_even_afterwards_and_a_second_plan_is_empty(

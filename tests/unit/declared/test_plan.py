@@ -220,6 +220,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @given(body=SETTINGS, name=st.sampled_from(["a", "a.b", "a-1"]))
 @settings(max_examples=80, deadline=None)
 def test_streams_that_are_printed_as_a_file_are_as_that_file_declares_them(

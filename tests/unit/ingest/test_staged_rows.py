@@ -82,6 +82,7 @@ def test_kilobytes_that_claim_gigabytes_are_known_without_unpacking_them(tmp_pat
     assert time.process_time() - started < 1
 
 
+@pytest.mark.long
 def test_garbled_streams_are_read_or_refused(tmp_path: Path) -> None:
     chance, taken, refused = random.Random(7), 0, 0
     wholes = [stream_of(values(20), values(3)), stream_of(values(50), compression="zstd")]

@@ -95,6 +95,7 @@ def check(log: StreamLog, wanted: list[Wanted], most_bytes: int = MOST) -> None:
         assert split(b"".join(Group(log, "A", requests_of(wanted), most_bytes).answers())) == expected
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(operations=OPERATIONS, limit=st.sampled_from([None, 1, 1, 2]))
 def test_groups_get_what_single_requests_get(operations: list[tuple[str, Any]], limit: int | None) -> None:
@@ -162,6 +163,7 @@ def test_only_answers_that_are_too_large_get_the_error(log_folder: Path) -> None
         check(log, wanted, most_bytes)
 
 
+@pytest.mark.long
 def test_answers_come_in_parts_of_bounded_size(log_folder: Path) -> None:
     log = bucket(log_folder, {"a": bytes(400_000), "b": bytes(30_000)})
     wanted: list[Wanted] = ["a", "b"] * 300

@@ -71,6 +71,7 @@ def check(log: ReplicaLog, offset: int) -> None:
     assert lag.beyond_rows == max(0, offset - log.high_watermark)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     commits=st.integers(0, 60),
@@ -176,6 +177,7 @@ def test_cost_does_not_grow_with_what_is_unread(log_folder: Path, monkeypatch: p
     log.close()
 
 
+@pytest.mark.long
 def test_indexes_kept_in_memory_are_bounded(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL)
     fill(log, 800)

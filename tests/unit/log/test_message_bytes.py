@@ -52,6 +52,7 @@ def filled(folder: Path, commits: list[list[Any]], compression: str, storage: st
     return log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("storage", ["file", "memory"])
 def test_total_is_that_of_each_visible_message(

@@ -50,6 +50,7 @@ def test_newest_rows_of_each_text(steps: list[list[str | None] | int | str], lim
     assert len(table) == len(queues)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [1, 5])
 def test_a_million_texts_take_at_most_150_bytes_each(limit: int) -> None:
     table, count = NewestRows(limit), 1_000_000

@@ -111,6 +111,7 @@ def run(wanted: Settings, operations: list[tuple[Any, ...]], after_each: str | N
         stream.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_repaired_first", [True, False])
 @pytest.mark.parametrize("seed", range(8))
 def test_rules_are_applied_to_rows_that_were_damaged_at_a_start(
@@ -152,6 +153,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("removal", FOUND)
 def test_a_repair_restores_what_is_hidden(removal: list[tuple[Any, ...]]) -> None:
     for seed in range(12):
@@ -171,7 +173,7 @@ CHECKS = {"settled": "check", "as they are": "look_at_all", "rarely": None}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("examples", [25, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("checked", CHECKS)
 def test_replicas_show_what_a_model_has(checked: str, examples: int) -> None:
     @settings(derandomize=True, deadline=None, max_examples=examples, suppress_health_check=list(HealthCheck))

@@ -93,6 +93,7 @@ def test_a_crash_while_files_are_rewritten(stream: Stream, tmp_path: Path, tears
     stream.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tears", [False, True], ids=["synced", "torn"])
 def test_a_crash_while_messages_are_erased(stream: Stream, tmp_path: Path, tears: bool) -> None:
     stream.erase("subject", "b")

@@ -107,6 +107,7 @@ def scrub(log: ReplicaLog, now_us: int = NOW_US) -> list[Finding]:
     return new
 
 
+@pytest.mark.long
 def test_every_bit_flip_in_a_sealed_segment_is_found(tmp_path: Path) -> None:
     log = sealed_log(tmp_path / "log", 1, value_bytes=40)
     segment = segment_at(log, 0)

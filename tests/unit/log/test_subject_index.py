@@ -110,6 +110,7 @@ def harm(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(operations=OPERATIONS, limit=st.sampled_from([None, 1, 2]))
 def test_what_is_found_is_what_a_model_has(operations: list[tuple[str, Any]], limit: int | None) -> None:

@@ -111,6 +111,7 @@ def test_frames_are_found_byte_by_byte(stream: list) -> None:
     assert parse(kernels.scan, [data[at : at + 1] for at in range(len(data))])[0] == expected
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(
@@ -129,6 +130,7 @@ def test_kernel_and_oracle_agree_on_any_bytes(data: bytes) -> None:
     assert (one[: first[0]] == two[: second[0]]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scan", SCANS)
 def test_largest_payload_in_small_pieces_is_scanned_a_few_times_only(scan: Scan) -> None:
     payload = bytes(range(256)) * (64 * 1024 * 1024 // 256)

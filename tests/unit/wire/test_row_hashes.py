@@ -133,6 +133,7 @@ def test_the_same_row_has_another_id_at_another_position_or_in_another_context()
     assert again == ids[400:500], "wherever the batches of a task are cut"
 
 
+@pytest.mark.long
 def test_ids_of_a_million_rows_differ_in_every_word() -> None:
     values = pa.array(np.arange(1_000_000) % 1000).cast(pa.string()).cast(pa.binary())
     subjects = pa.repeat(pa.scalar("a"), len(values))

@@ -428,6 +428,7 @@ def test_single_quotes_and_escaped_keys_are_read_as_spark_reads_them() -> None:
     assert reasons == [None, None]
 
 
+@pytest.mark.long
 def test_without_numba_the_same_comes_out() -> None:
     payload = b'{"a":[1.5,"x"],"b":"\\u00e9","c":12345.678901234567890}'
     schema = "a array<double>, b string, c double"

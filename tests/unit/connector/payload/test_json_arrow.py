@@ -193,6 +193,7 @@ def test_valid_payloads_are_accepted_and_equal_the_kernels(case: tuple[StructTyp
     assert decoded(schema, texts) is not None, (schema.simpleString(), texts)
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(hostile())
 def test_hostile_payloads_equal_the_kernels_or_are_refused(case: tuple[StructType, list[bytes]]) -> None:
@@ -213,6 +214,7 @@ def break_one(texts: list[bytes], data: st.DataObject) -> None:
             texts[at] += data.draw(st.sampled_from([b"", b" ", b"\n", b"null", b" null "])) + texts[-1]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(written(), st.data())
 def test_broken_payloads_equal_the_kernels_or_are_refused(
@@ -230,6 +232,7 @@ def test_every_real_equals_the_kernels(numbers: list[Any]) -> None:
     decoded(parse_ddl("x double, y float"), [f'{{"x":{text},"y":{text}}}'.encode() for text in texts])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["double", "float", "int", "long", "string", "boolean", "date", "timestamp"])
 def test_every_hostile_value_alone_equals_the_kernels_or_is_refused(kind: str) -> None:
     strings = [f'"{text}"' for text in HOSTILE_STRINGS + HOSTILE_TIMES]

@@ -158,5 +158,6 @@ def test_fast_path_alone_imports_neither_kernels_nor_numba() -> None:
     assert in_fresh_process(b'{"id":1}', "id INT, at TIMESTAMP, s STRUCT<x: ARRAY<STRING>>") == "[]"
 
 
+@pytest.mark.long
 def test_refused_chunk_imports_the_kernels() -> None:
     assert "pyspark_natslog.payload.kernels_json" in in_fresh_process(b"{'id':1}", "id INT")

@@ -113,6 +113,7 @@ PAYLOADS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", PAYLOADS)
 @settings(max_examples=60, deadline=None)
 @given(st.data())

@@ -78,6 +78,7 @@ def test_own_key_and_headers_stay_where_they_are_allowed() -> None:
 TEXT = st.text(max_size=60)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=80)
 @given(
     rows=st.lists(

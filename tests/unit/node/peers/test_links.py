@@ -220,6 +220,7 @@ async def _page(request: web.Request) -> web.Response:
     return web.Response(text="<html>")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("handler", "problem"),
     [

@@ -118,6 +118,7 @@ class _Overwhelmed(Pacer):
         log.roll()
 
 
+@pytest.mark.long
 def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_other(tmp_path: Path) -> None:
     flooded, quiet = hosted(tmp_path / "flooded", 1), hosted(tmp_path / "quiet", 1)
     for stream in (flooded, quiet):
@@ -139,6 +140,7 @@ def test_one_stream_that_fills_segments_faster_than_they_are_sealed_holds_up_no_
         stream.usable_log().close()
 
 
+@pytest.mark.long
 def test_a_round_that_left_segments_is_followed_by_another_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def spread(folder: Path, *, sealed: bool) -> ReplicaLog:
     return log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_window_filled_from_the_log_judges_as_that_of_the_leader_who_stored_it(tmp_path: Path, sealed: bool) -> None:
     """Whether a follower read single commits, or the large batches that sealing makes of them."""

@@ -88,6 +88,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.long
 def test_a_quick_disk_is_written_by_the_loop_and_a_slow_one_by_threads(
     log: StreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

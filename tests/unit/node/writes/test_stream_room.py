@@ -109,6 +109,7 @@ def test_uncommitted_messages_hide_others_as_committed_ones_do(log_folder: Path)
     log.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_stored_bytes_never_exceed_the_limit(log_folder: Path, seed: int) -> None:
     chance, most = random.Random(seed), 100_000

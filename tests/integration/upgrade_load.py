@@ -1,0 +1,287 @@
+"""All who use a cluster while its brokers change their version, and what each of them has seen in the end.
+
+Publishers with acks and message ids, one without acks, a reader of everything, a consumer with a cursor, a consumer of
+the JetStream API, and two Spark queries that copy the stream: one of this version with the Python source, one of a
+release with its columnar reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import nats
+import nats.errors
+
+from natslog.nats_server import end_with_parent
+from tests.chaos.history import History, name_of
+from tests.chaos.recorders import BatchPublisher, Reader, Recorder
+from tests.cluster_harness import Cluster
+from tests.harness import all_values, eventually
+from tests.jetstream.three_brokers import create_consumer
+from tests.released import release
+from tests.spark_start import QUICK_JVM
+
+ACKED, PLAIN = "acked", "plain"
+QUERY = Path(__file__).with_name("upgrade_query.py")
+_EVERY_S = 0.03
+_EACH = 5
+"""Messages that are published at once without acks; the last of them asks for one."""
+_PROGRESS_WITHIN_S = 120.0
+_FETCHED = 200
+
+
+class WithoutAcks(Recorder):
+    """Numbered messages on one connection. Every `_EACH`-th asks for an ack with the epoch of its leader; those between
+    two of one epoch had a leader that received both. Nothing is sent again.
+    """
+
+    def __init__(self, history: History, url: str) -> None:
+        super().__init__(history, "publisher without acks")
+        self._url = url
+        self.sent_s: list[float] = []
+        self.epochs: dict[int, int] = {}
+
+    def work(self) -> None:
+        asyncio.run(self._publish())
+
+    async def _publish(self) -> None:
+        connection = await nats.connect(self._url, connect_timeout=5)
+        try:
+            inbox = connection.new_inbox()
+            await connection.subscribe(f"{inbox}.*", cb=self._on_ack)
+            while not self.stopping.is_set():
+                for _ in range(_EACH):
+                    number = len(self.sent_s)
+                    self.sent_s.append(time.monotonic())
+                    is_last = number % _EACH == _EACH - 1
+                    reply, headers = (f"{inbox}.{number}", {"Natslog-Ack": "full"}) if is_last else ("", None)
+                    await connection.publish(PLAIN, b"%d" % number, reply=reply, headers=headers)
+                await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(2.0)  # for the last acks
+        finally:
+            await connection.close()
+
+    async def _on_ack(self, message: Any) -> None:
+        answer = json.loads(message.data) if message.data else {}
+        if "epoch" in answer:
+            self.epochs[int(message.subject.rpartition(".")[2])] = answer["epoch"]
+
+    def judged(self, stored: Sequence[bytes]) -> Losses:
+        """What became of the messages, of which these are stored."""
+        counts = Counter(map(int, stored))
+        probes = range(_EACH - 1, len(self.sent_s), _EACH)
+        had_a_leader, without_s = set[int](), 0.0
+        for before, after in zip(probes, probes[1:], strict=False):
+            epoch = self.epochs.get(before)
+            if epoch is not None and epoch == self.epochs.get(after):
+                had_a_leader |= set(range(before, after + 1))
+            else:
+                without_s += self.sent_s[after] - self.sent_s[before]
+        lost = [number for number in range(len(self.sent_s)) if number not in counts]
+        return Losses(
+            sent=len(self.sent_s),
+            lost=len(lost),
+            lost_under_a_leader=[one for one in lost if one in had_a_leader or one in self.epochs],
+            doubled=[number for number, count in counts.items() if count > 1],
+            without_a_leader_s=without_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """`lost_under_a_leader`, `doubled`: numbers of messages. `without_a_leader_s`: the sum of the times between two
+    acks that are of different leaders, or without one.
+    """
+
+    sent: int
+    lost: int
+    lost_under_a_leader: list[int]
+    doubled: list[int]
+    without_a_leader_s: float
+
+
+class CursorConsumer(Recorder):
+    """Consumes with a cursor; begins again there after an error. `seen`: how often each offset came."""
+
+    def __init__(self, history: History, cluster: Cluster) -> None:
+        super().__init__(history, "consumer with a cursor")
+        self._cluster = cluster
+        self.seen: Counter[int] = Counter()
+
+    def work(self) -> None:
+        with self._cluster.client() as client, client.consume(ACKED, cursor="upgraded", wait_ms=500) as consumer:
+            for batch in consumer:
+                self.seen.update(batch.record_batch.column("offset").to_pylist())
+                if self.stopping.is_set():
+                    return
+
+
+class JetStreamConsumer(Recorder):
+    """Pulls and acks each message. `seen`: how often each sequence came."""
+
+    def __init__(self, history: History, url: str) -> None:
+        super().__init__(history, "consumer of JetStream")
+        self._url = url
+        self.seen: Counter[int] = Counter()
+
+    def work(self) -> None:
+        asyncio.run(self._consume())
+
+    async def _consume(self) -> None:
+        connection = await nats.connect(self._url, connect_timeout=5)
+        try:
+            js = connection.jetstream(timeout=5)
+            worker = await js.pull_subscribe_bind(consumer="worker", stream=ACKED)
+            while not self.stopping.is_set():
+                for message in await worker.fetch(_FETCHED, timeout=2):
+                    self.seen[message.metadata.sequence.stream] += 1
+                    await message.ack()
+        finally:
+            await connection.close()
+
+
+class Query:
+    """A process that copies `ACKED` into a stream of its own."""
+
+    def __init__(self, cluster: Cluster, folder: Path, target: str, version: str | None) -> None:
+        self.target, self._log = target, folder / f"{target}.log"
+        python, variables, jar = sys.executable, {}, []
+        if version is not None:
+            found = release(version)
+            python, variables = str(found.python), found.environment
+            jar = [str(found.folder / "connector" / "pyspark_natslog" / "jars" / "natslog-spark.jar")]
+        servers = ",".join(broker.url for broker in cluster.brokers)
+        command = [python, str(QUERY), servers, ACKED, target, str(folder / f"checkpoint-{target}"), *jar]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_HOME", "PYTHONPATH"))}
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=kept | {"SPARK_SUBMIT_OPTS": QUICK_JVM} | variables,
+                preexec_fn=end_with_parent,
+                start_new_session=True,
+            )
+
+    def must_run(self) -> None:
+        assert self._process.poll() is None, f"{self.target} ended: {self._log.read_text(errors='replace')[-3000:]}"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class UpgradeLoad:
+    """Begins with it; `finish` ends it, and returns what is wrong."""
+
+    def __init__(self, cluster: Cluster, folder: Path, released: str) -> None:
+        self.cluster, self.history = cluster, History()
+        self._targets = {"copied-here": None, f"copied-{released.replace('.', '-')}": released}
+        with cluster.client() as client:
+            for name in (ACKED, PLAIN, *self._targets):
+                subject = f"{name}.>" if name == ACKED else name
+                client.create_stream(name, subject, replicas=3, min_isr=2, dedupe_window="1h")
+        create_consumer(cluster, ACKED, "worker", ack_wait=30 * 10**9)
+        url = cluster.nats_url
+        self.publishers = [BatchPublisher(self.history, url, "upgrade", ACKED, 60.0, every_s=0.2) for _ in range(2)]
+        self.without_acks = WithoutAcks(self.history, url)
+        self.cursor, self.worker = CursorConsumer(self.history, cluster), JetStreamConsumer(self.history, url)
+        reader = Reader(self.history, cluster, ACKED, seed=1)
+        self._readers: list[Recorder] = [self.cursor, self.worker, reader]
+        self._all = [*self.publishers, self.without_acks, *self._readers]
+        self.queries = [Query(cluster, folder, target, version) for target, version in self._targets.items()]
+
+    def __enter__(self) -> UpgradeLoad:
+        for recorder in self._all:
+            recorder.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for recorder in self._all:
+            recorder.stopping.set()
+        for query in self.queries:
+            query.stop()
+
+    def wait_for_progress(self) -> None:
+        """Returns when each of them has gone on."""
+        before = self._counts()
+
+        def has_progressed() -> bool:
+            for query in self.queries:
+                query.must_run()
+            now = self._counts()
+            return all(now[name] > count for name, count in before.items())
+
+        eventually(has_progressed, _PROGRESS_WITHIN_S, f"all go on after {before}", every_s=0.25)
+
+    def _counts(self) -> dict[str, int]:
+        found = {
+            "acked": self.history.acked,
+            "without acks": len(self.without_acks.epochs),
+            "cursor": self.cursor.seen.total(),
+            "worker": self.worker.seen.total(),
+        }
+        with self.cluster.client() as client:
+            return found | {name: int(client.position(name)["high_watermark"]) for name in self._targets}
+
+    def finish(self) -> tuple[list[str], Losses]:
+        """Ends the publishers, waits until all others have everything, and compares."""
+        for recorder in (*self.publishers, self.without_acks):
+            recorder.finish()
+        self.cluster.wait_replicated(ACKED, 120)
+        with self.cluster.client() as client:
+            end = int(client.position(ACKED)["high_watermark"])
+            self._wait_until_all_have(end)
+            for reader in self._readers:
+                reader.finish()
+            stored = all_values(client, ACKED)
+            copies = {name: all_values(client, name) for name in self._targets}
+            losses = self.without_acks.judged(all_values(client, PLAIN))
+        return self._wrong(stored, copies, losses), losses
+
+    def _wait_until_all_have(self, end: int) -> None:
+        def have_all() -> bool:
+            for query in self.queries:
+                query.must_run()
+            counts = self._counts()
+            reached = [len(self.cursor.seen), len(self.worker.seen), *(counts[name] for name in self._targets)]
+            return min(reached) >= end
+
+        eventually(have_all, _PROGRESS_WITHIN_S, f"all consumers have {end} messages", every_s=0.25)
+
+    def _wrong(self, stored: list[bytes], copies: dict[str, list[bytes]], losses: Losses) -> list[str]:
+        end, wrong = len(stored), [f"{one.promise}: {one.text}" for one in self.history.violations]
+        names = Counter(map(name_of, stored))
+        for publisher in self.publishers:
+            one = publisher.published
+            lost = [n for n, acked_s in enumerate(one.acked_s) if acked_s is not None and (one.number, n) not in names]
+            wrong += [f"publisher {one.number}: {len(lost)} acked messages are lost, {lost[:5]}"] if lost else []
+        doubled = [name for name, count in names.items() if count > 1]
+        wrong += [f"{len(doubled)} messages with ids are stored twice, {doubled[:5]}"] if doubled else []
+        for name, seen in (("cursor", set(self.cursor.seen)), ("worker", {one - 1 for one in self.worker.seen})):
+            wrong += (
+                [f"{name} did not get offsets {sorted(missing)[:5]}"] if (missing := set(range(end)) - seen) else []
+            )
+        for name, values in copies.items():
+            is_equal = sorted(values) == sorted(stored)
+            wrong += [] if is_equal else [f"{name} has {len(values)} rows, not the {end} of its source"]
+        wrong += [f"without acks, stored twice: {losses.doubled[:5]}"] if losses.doubled else []
+        if losses.lost_under_a_leader:
+            wrong.append(f"without acks, lost while there was a leader: {losses.lost_under_a_leader[:5]}")
+        return wrong
