@@ -261,13 +261,20 @@ def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tm
 # ---- from 0.2.0 on: broker by broker ----
 
 
+def comparable(cursors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the times of consumers, of which ages are stored, by the clock of the leader."""
+    return [one | ({"timestamp": ""} if one["consumer"].startswith("jetstream:") else {}) for one in cursors]
+
+
 def check_all_of_0_2_0(broker: BrokerProcess, folder: Path) -> None:
     """What the golden folder holds is served as it was."""
     before, now = expected(folder), answers_of(broker.url)
     assert now["streams"].keys() == before["streams"].keys()
     for name, stream in before["streams"].items():
         assert now["streams"][name] == stream, name
-    assert (now["cursors"], now["last_append"]) == (before["cursors"], before["last_append"])
+    assert now["last_append"] == before["last_append"]
+    wanted = comparable(before["cursors"])
+    eventually(lambda: comparable(answers_of(broker.url)["cursors"]) == wanted, what="all cursors are as they were")
 
 
 def check_state_beside_the_messages(nats_url: str) -> None:
@@ -276,8 +283,8 @@ def check_state_beside_the_messages(nats_url: str) -> None:
     async def work(connection: Any) -> None:
         js = connection.jetstream(timeout=20)
         worker = await js.pull_subscribe_bind(consumer="worker", stream="WORK")
-        found = [message.metadata.sequence.stream for message in await worker.fetch(4, timeout=20)]
-        assert sorted(found) == [3, 4, 5, 6], "1 and 2 are acked"
+        found = {message.metadata.sequence.stream for message in await worker.fetch(3, timeout=20)}
+        assert found - {3} == {4, 5, 6}, "1 and 2 are acked; 3 is pending, and delivered again when that is over"
         bucket = await js.key_value("settings")
         assert (await bucket.get("name")).value == "grün".encode()
         expecting = {"Nats-Expected-Last-Subject-Sequence": "5"}
