@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install console check kernels test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install console check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,8 +51,8 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-kernels: $(STAMP) ## compile the kernels for the tests, which otherwise do that first
-	@$(BIN)/python -m tests.kernels
+prepare: java $(STAMP) ## compile the kernels for the tests, which otherwise do that first
+	@$(BIN)/python -m tests.phases prepare
 
 test: java jar console ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery" for some)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases test)

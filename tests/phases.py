@@ -1,5 +1,6 @@
 """The phases of `make test` and `make test-all`, and the report over all tests that ran.
 
+    python -m tests.phases prepare    compiles the kernels, and writes the archive of Spark's classes
     python -m tests.phases test       every phase without the tests marked `long`
     python -m tests.phases test-all [PHASE …]   with the tests marked `long` only: nothing runs twice
     python -m tests.phases test-extended   those marked `extended`, which are in neither
@@ -106,6 +107,9 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case [("test" | "test-all" | "test-extended") as command, *names]:
             return run_all(command, names)
+        case ["prepare"]:
+            prepare()
+            return 0
         case ["report", ("test" | "test-all" | "test-extended" | "affected") as command]:
             return report(command)
         case _:
@@ -125,7 +129,7 @@ def run_all(command: str, names: Sequence[str] = ()) -> int:
 
 
 def prepare() -> dict[str, str]:
-    """What all phases need first. Returns variables for pytest."""
+    """What all phases need first, made once in a checkout. Returns variables for pytest."""
     RESULTS.mkdir(exist_ok=True)
     compiling = subprocess.Popen([sys.executable, "-m", "tests.kernels"], cwd=ROOT)
     environment = quick_sparks(ROOT / ".test-cache")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.phases import ROOT
 from tests.size import other_lines, package_of, python_lines, sizes
 
@@ -31,6 +33,7 @@ def test_lines_of_other_languages() -> None:
     assert other_lines("// comment\nconst a = `b\nc`; // d\n", "javascript") == 2
 
 
+@pytest.mark.long
 def test_all_that_ships_is_counted_by_package() -> None:
     found = sizes()
     assert package_of(ROOT / "broker/natslog/log/verify.py") == "broker/natslog/log"
