@@ -74,9 +74,9 @@ PHASES = (
     Phase("simulation", "the simulation, on two processes", ("sim",), ("-n2", "--dist=worksteal")),
     Phase(
         "processes",
-        "real brokers, NATS and Spark: a file at a time on four processes, the longest first",
+        "real brokers, NATS and Spark: a file at a time on five processes, the longest first",
         ("spark", "jetstream", "integration", "console"),
-        ("-n4", "--dist=loadfile", "--no-loadscope-reorder"),
+        ("-n5", "--dist=loadfile", "--no-loadscope-reorder"),
     ),
     Phase(
         "columnar",
@@ -94,9 +94,9 @@ PHASES = (
     ),
     Phase(
         "faults-and-columnar",
-        "one test of each kind: real faults, and the columnar reader for Spark; a file at a time on three processes",
+        "one test of each kind: real faults, and the columnar reader for Spark; a file at a time on five processes",
         ("columnar", "soak", "chaos", "faults"),
-        ("-n3", "--dist=loadfile", "--no-loadscope-reorder"),
+        ("-n5", "--dist=loadfile", "--no-loadscope-reorder"),
         commands=("test",),
     ),
     Phase("rates", "those that compare rates, one after the other", ("faults",), (), "alone", _LONG_ONES),

@@ -155,6 +155,7 @@ def test_a_drain_is_previewed_and_done(tab: Tab, cluster: Cluster) -> None:
         cluster.wait_in_sync()
 
 
+@pytest.mark.long
 def test_moves_that_even_out_the_brokers_are_shown(tab: Tab, cluster: Cluster) -> None:
     client = cluster.client()
     for at in range(3):
@@ -171,6 +172,7 @@ def test_moves_that_even_out_the_brokers_are_shown(tab: Tab, cluster: Cluster) -
         client.delete_stream(f"on2-{at}")
 
 
+@pytest.mark.long
 def test_a_consumer_that_has_stopped_is_named(tab: Tab, cluster: Cluster) -> None:
     url = f"{cluster.brokers[0].url}/v1/cursors/late/shop0"
     assert urllib3.request("PUT", url, json={"offset": 120, "timestamp": "2026-01-01T00:00:00Z"}).status == 200
@@ -181,6 +183,7 @@ def test_a_consumer_that_has_stopped_is_named(tab: Tab, cluster: Cluster) -> Non
     cluster.client().delete_cursor("late", "shop0")
 
 
+@pytest.mark.long
 def test_numbers_of_a_jetstream_consumer_are_those_of_its_info(tab: Tab, cluster: Cluster) -> None:
     """Its leader is another broker than the one that serves the page."""
     client = cluster.client()

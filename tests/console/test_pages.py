@@ -43,7 +43,9 @@ def settled(tab: Tab, heading: str) -> None:
     expect(tab.page.get_by_text("Loading…")).to_have_count(0)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(one, marks=() if one in ("overview", "streams") else pytest.mark.long) for one in PLACES]
+)
 def test_every_page_is_accessible_and_fits(tab: Tab, axe: str, place: str) -> None:
     """By axe-core (WCAG A and AA), in light and dark; at 360 px nothing but tables and code is wider than the page."""
     for scheme in ("light", "dark"):
@@ -166,6 +168,7 @@ def test_streams_are_searched_sorted_and_created(tab: Tab, cluster: Cluster) -> 
     client.delete_stream("made-here")
 
 
+@pytest.mark.long
 def test_messages_are_browsed_and_searched_at_every_broker(browser: Browser, cluster: Cluster) -> None:
     for broker in cluster.brokers:  # those that do not lead the stream pass requests on
         with browser.new_context() as context:
@@ -241,6 +244,7 @@ def test_json_is_shown_as_it_was_published(tab: Tab, cluster: Cluster) -> None:
     client.delete_stream("exact")
 
 
+@pytest.mark.long
 def test_parts_of_json_are_opened_one_by_one(tab: Tab, cluster: Cluster, axe: str) -> None:
     client = cluster.client()
     client.create_stream("deep", "deep")

@@ -62,6 +62,7 @@ def test_token_opens_the_pages_until_signing_out(page: Page, secured: tuple[str,
     must_sign_in(page)
 
 
+@pytest.mark.long
 def test_session_that_ended_elsewhere_leads_to_signing_in(page: Page, secured: tuple[str, str]) -> None:
     url, token = secured
     page.goto(f"{url}/#/overview")
@@ -74,6 +75,7 @@ def test_session_that_ended_elsewhere_leads_to_signing_in(page: Page, secured: t
     expect(page.get_by_text("Healthy:")).to_be_visible()
 
 
+@pytest.mark.long
 def test_signing_out_shows_nothing_of_the_former_user_in_any_tab(page: Page, secured: tuple[str, str]) -> None:
     url, token = secured
     page.add_init_script("""
@@ -103,6 +105,7 @@ def test_signing_out_shows_nothing_of_the_former_user_in_any_tab(page: Page, sec
     assert page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.long
 def test_pages_work_where_the_browser_keeps_nothing(page: Page, secured: tuple[str, str]) -> None:
     url, token = secured
     page.add_init_script("Object.defineProperty(window, 'sessionStorage', { get() { throw new Error('refused'); } })")

@@ -82,6 +82,7 @@ def test_messages_are_shown_from_a_time_and_as_they_come(tab: Tab, cluster: Clus
     expect(tab.page.locator(".message").first).not_to_contain_text("many 999")
 
 
+@pytest.mark.long
 def test_newest_messages_as_a_table(tab: Tab, cluster: Cluster, orders: str) -> None:
     for subject, values in {"parts.a": [b"a1", b"a2"], "parts.b": [b"b1"], "parts.c": [b"\xff"]}.items():
         publish(cluster, subject, values)
@@ -92,6 +93,7 @@ def test_newest_messages_as_a_table(tab: Tab, cluster: Cluster, orders: str) -> 
     expect(tab.page.get_by_role("row", name="parts.c")).to_contain_text("base64 /w==")
 
 
+@pytest.mark.long
 def test_arrow_and_avro_payloads(tab: Tab, cluster: Cluster, orders: str) -> None:
     order = {"id": 2**60 + 1, "note": "grün", "lines": [{"x": 1.5}], "state": "PAID", "next": None}
     sink = pa.BufferOutputStream()
@@ -203,6 +205,7 @@ def decoded(tab: Tab, cases: Sequence[tuple[Any, bytes, str]]) -> list[str]:
     return list(tab.page.evaluate(DECODE, [[json.dumps(schema), list(data)] for schema, data, _ in cases]))
 
 
+@pytest.mark.long
 def test_damaged_avro_is_an_error_that_states_what_is_wrong(tab: Tab, orders: str) -> None:
     opened(tab, "streams/parts")
     for (schema, data, message), found in zip(DAMAGED, decoded(tab, DAMAGED), strict=True):
@@ -211,6 +214,7 @@ def test_damaged_avro_is_an_error_that_states_what_is_wrong(tab: Tab, orders: st
     assert decoded(tab, WHOLE) == [text for _, _, text in WHOLE]
 
 
+@pytest.mark.long
 def test_hostile_avro_does_not_hang(tab: Tab, cluster: Cluster, orders: str) -> None:
     """Billions of items without a byte, and a list that is nested by each byte."""
     publish(cluster, "parts.a", [b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f\x00", b"\x02" * 50_000])
@@ -227,6 +231,7 @@ def test_hostile_avro_does_not_hang(tab: Tab, cluster: Cluster, orders: str) -> 
         expect(messages.nth(at).get_by_role("alert")).to_contain_text("more than")
 
 
+@pytest.mark.long
 def test_hostile_arrow_and_deep_json_do_not_hang(tab: Tab, cluster: Cluster, orders: str) -> None:
     """Billions of values in 300 bytes, and JSON that becomes megabytes if it is indented."""
     large = pa.schema([("a", pa.list_(pa.null(), 2**31 - 2))])
@@ -263,6 +268,7 @@ def test_the_rest_of_a_long_value_is_loaded(tab: Tab, cluster: Cluster, orders: 
     expect(message.locator("pre")).to_contain_text('"end": "here"')
 
 
+@pytest.mark.long
 def test_a_message_is_published(tab: Tab, cluster: Cluster, orders: str) -> None:
     received: list[bytes] = []
 
@@ -304,6 +310,7 @@ def test_replicas_and_files(tab: Tab, cluster: Cluster, orders: str) -> None:
     expect(tab.page.get_by_role("region", name="Scrubbing")).to_contain_text("Broker 1")
 
 
+@pytest.mark.long
 def test_settings_are_changed_and_nothing_is_overwritten(tab: Tab, cluster: Cluster, orders: str) -> None:
     client = cluster.client()
     opened(tab, "streams/parts?part=settings")

@@ -368,6 +368,7 @@ def test_a_query_sees_only_streams_and_messages_that_may_be_read(secured: Secure
     }
 
 
+@pytest.mark.long
 def test_large_batches_are_sent_whole_or_filtered_row_by_row(secured: Secured) -> None:
     """Batches of which all, some and no rows are permitted; all columns and some; from the start and from within."""
     create_again(secured)

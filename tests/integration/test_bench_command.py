@@ -86,6 +86,7 @@ def test_pub_where_no_stream_records_says_so_and_creates_none(
     assert client.streams() == before
 
 
+@pytest.mark.long
 def test_pub_to_a_stream_that_sends_no_acks_says_so(
     broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:

@@ -154,6 +154,7 @@ def test_pub_of_one_message(client: NatslogClient, nats_url: str, stream: str) -
     assert all_values(client, stream) == [b"hello"]
 
 
+@pytest.mark.long
 def test_pub_of_one_json_object_takes_its_fields(client: NatslogClient, nats_url: str, stream: str) -> None:
     natslog("pub", f"{stream}.{{to}}", '{"to": "x", "n": 7}', "--key", "n", "--ack", "--nats-url", nats_url)
     (row,) = (row for batch in client.read(stream) for row in batch.to_pylist())

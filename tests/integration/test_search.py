@@ -112,6 +112,7 @@ def test_removed_messages_are_not_found(client: NatslogClient, filled: str) -> N
     assert client.search_page(filled, limit=1).messages[0].offset == 5
 
 
+@pytest.mark.long
 def test_large_keys_and_headers_count_for_the_size_of_a_page(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     publish(nats_url, name, *[(b"x", {"Large": "y" * 400_000})] * 60)
@@ -180,6 +181,7 @@ def test_cat_grep(words: str, broker: BrokerProcess) -> None:
 _TEXTS = some.text(alphabet="abAB.é\n", max_size=6)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(
     rows=some.lists(

@@ -104,6 +104,7 @@ def test_bad_queries_are_named(client: NatslogClient, filled: str, query: dict[s
         client._ask("GET", f"/v1/streams/{filled}/subjects", query=query)
 
 
+@pytest.mark.long
 def test_the_command_line_shows_subjects(client: NatslogClient, filled: str) -> None:
     url = client.servers[0]
     table = natslog("stream", "info", filled, "--subjects", url=url).stdout

@@ -309,6 +309,7 @@ def test_position_moves_over_what_a_filter_leaves_out(lake: Lake) -> None:
     assert lake.copy(subject="*.x") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -356,6 +357,7 @@ def test_dead_letters_of_a_deleted_stream_are_not_those_of_the_new_one(lake: Lak
         lake.copy()
 
 
+@pytest.mark.long
 def test_a_table_that_was_deleted_is_made_again_in_commits_of_the_usual_size(lake: Lake) -> None:
     for at in range(6):
         lake.publish({"id": at}, b"misfit")
@@ -385,6 +387,7 @@ def test_stream_that_was_restored_from_an_export_continues(lake: Lake, broker: B
     assert lake.column("_offset", copying.DEAD_LETTERS) == [1, 3]
 
 
+@pytest.mark.long
 def test_what_was_read_is_committed_when_the_stream_fails(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.publish({"id": 1})
     original = copying._Reader.next
@@ -465,6 +468,7 @@ def test_signal_ends_a_command_that_waits_for_a_broker(number: int, tmp_path: Pa
         process.kill()
 
 
+@pytest.mark.long
 def test_a_killed_process_adds_nothing_twice_and_skips_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each of the two commits, and with an outcome that it could not read."""
     lake.publish({"id": 1}, b"misfit")
@@ -491,6 +495,7 @@ def test_a_killed_process_adds_nothing_twice_and_skips_nothing(lake: Lake, monke
     assert lake.column("_offset", copying.DEAD_LETTERS) == [1, 2, 4, 6]
 
 
+@pytest.mark.long
 def test_a_commit_with_an_unknown_outcome_is_not_repeated(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.copy()
     lake.publish({"id": 1})
@@ -531,6 +536,7 @@ def test_two_processes_on_one_table(lake: Lake, monkeypatch: pytest.MonkeyPatch)
     assert lake.column("_offset") == [0, 1]
 
 
+@pytest.mark.long
 def test_table_of_another_stream_and_streams_created_again_are_refused(lake: Lake) -> None:
     lake.publish({"id": 1})
     lake.copy()
@@ -576,6 +582,7 @@ def test_an_existing_table_keeps_its_columns(lake: Lake) -> None:
         lake.copy(payload_format="binary")
 
 
+@pytest.mark.long
 def test_rows_without_a_position_are_not_continued(lake: Lake) -> None:
     """As of a copy of a table, or of a Spark job."""
     lake.publish({"id": 1})

@@ -88,6 +88,7 @@ def test_trace_of_a_plain_nats_client_reaches_row_commit_and_fetch(traced: Trace
         assert headers_of(client, "plain")[0] == [("traceparent", CONTEXT)]
 
 
+@pytest.mark.long
 def test_published_rows_carry_the_span_that_ends_with_their_ack(traced: Traced, spans: InMemorySpanExporter) -> None:
     collector, nats, broker = traced
     rows = Rows(

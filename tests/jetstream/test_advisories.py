@@ -69,6 +69,7 @@ def test_streams_that_are_created_updated_and_deleted(both: Both) -> None:
     ]
 
 
+@pytest.mark.long
 def test_consumers_that_are_created_used_and_deleted(both: Both) -> None:
     found = both.compare(
         [

@@ -116,6 +116,7 @@ def test_ten_thousand_requests_for_as_many_keys(both: Both) -> None:
         assert {headers["Status"] for headers, _ in found[5_000:]} == {"404"}
 
 
+@pytest.mark.long
 def test_a_connection_gets_what_it_has_sent_before_also_without_waiting(both: Both) -> None:
     natslog(both, [bucket()])
 

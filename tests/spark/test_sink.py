@@ -53,6 +53,7 @@ def test_constant_subject_key_and_headers(spark: SparkSession, client: NatslogCl
     assert (row["value"], row["key"], header(row, "A")) == (b"v", b"k1", "b c")
 
 
+@pytest.mark.long
 def test_a_stream_is_copied_byte_for_byte(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
 ) -> None:
