@@ -14,6 +14,7 @@ from tests.released import use_release
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # a release may have to be installed first
 def test_broker_of_0_1_0_is_asked_for_one_stream_after_the_other(tmp_path: Path) -> None:
     server = NatsServer(0, tmp_path / "nats.log").start()
     broker = use_release(BrokerProcess(tmp_path / "data", server.url), "0.1.0")

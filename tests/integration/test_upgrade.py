@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from natslog.cluster.encoding import decode_state
-from natslog.errors import UpgradeBlocked
+from natslog.errors import UpgradeBlocked, natslog_version
 from natslog.log.verify import check_file, files_of
 from natslog.nats_server import NatsServer
 from natslog.node.metadata.raft_store import RaftStore
@@ -27,7 +27,10 @@ from tests.integration.upgrade_load import UpgradeLoad
 from tests.released import GOLDEN, V0_1_0, V0_2_0, use_release
 
 SINGLE, THREE = GOLDEN / "data-dir-v0.1.0", GOLDEN / "cluster-v0.1.0"
+RESTARTS, RESUMES_WITHIN_S = 9, 10.0
 SINGLE_0_2_0, THREE_0_2_0 = GOLDEN / "data-dir-v0.2.0", GOLDEN / "cluster-v0.2.0"
+
+pytestmark = pytest.mark.timeout(900)  # a release may have to be installed first
 
 
 @contextmanager
@@ -345,9 +348,8 @@ def test_cluster_of_0_2_0_is_served_by_this_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_brokers_change_their_version_one_by_one_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From 0.2.0 to this version, back, and forth again."""
+    """Upgrade, downgrade, upgrade."""
     cluster = Cluster(tmp_path, ClusterOptions(has_leafnodes=True))
     try:
         for broker in cluster.brokers:
@@ -362,13 +364,14 @@ def test_brokers_change_their_version_one_by_one_under_load(tmp_path: Path, caps
                     cluster.wait_in_sync(120)
                     load.wait_for_progress()
                 versions = {version_of(broker) for broker in cluster.brokers}
-                assert (versions == {V0_2_0}) == (version == V0_2_0)
+                assert versions == {version or natslog_version()}
             wrong, losses = load.finish()
     finally:
         cluster.close()
     with capsys.disabled():
         print(
             f"\nupgrade under load: {load.history.acked} messages acked; without acks {losses.lost} of {losses.sent} "
-            f"lost, all of them in the {losses.without_a_leader_s:.1f} s without a leader"
+            f"lost, {len(losses.unexplained)} of them while there was a leader; {losses.without_leader_s:.1f} s without"
         )
     assert wrong == []
+    assert losses.without_leader_s < RESTARTS * RESUMES_WITHIN_S

@@ -1,4 +1,4 @@
-"""All who use a cluster while its brokers change their version, and what each of them has seen in the end.
+"""The clients of a cluster whose brokers change their version, and a comparison of their results.
 
 Publishers with acks and message ids, one without acks, a reader of everything, a consumer with a cursor, a consumer of
 the JetStream API, and two Spark queries that copy the stream: one of this version with the Python source, one of a
@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,12 +39,14 @@ _EVERY_S = 0.03
 _EACH = 5
 """Messages that are published at once without acks; the last of them asks for one."""
 _PROGRESS_WITHIN_S = 120.0
+_ENDS_WITHIN_S = 90.0
 _FETCHED = 200
 
 
 class WithoutAcks(Recorder):
-    """Numbered messages on one connection. Every `_EACH`-th asks for an ack with the epoch of its leader; those between
-    two of one epoch had a leader that received both. Nothing is sent again.
+    """Numbered messages on one connection, each sent once. Every `_EACH`-th asks for an ack with the leader epoch.
+
+    Attributes: `epochs`: of acks. `refusals`: what a leader answered instead. Both by number.
     """
 
     def __init__(self, history: History, url: str) -> None:
@@ -51,6 +54,7 @@ class WithoutAcks(Recorder):
         self._url = url
         self.sent_s: list[float] = []
         self.epochs: dict[int, int] = {}
+        self.refusals: dict[int, str] = {}
 
     def work(self) -> None:
         asyncio.run(self._publish())
@@ -74,41 +78,53 @@ class WithoutAcks(Recorder):
 
     async def _on_ack(self, message: Any) -> None:
         answer = json.loads(message.data) if message.data else {}
+        number = int(message.subject.rpartition(".")[2])
         if "epoch" in answer:
-            self.epochs[int(message.subject.rpartition(".")[2])] = answer["epoch"]
-
-    def judged(self, stored: Sequence[bytes]) -> Losses:
-        """What became of the messages, of which these are stored."""
-        counts = Counter(map(int, stored))
-        probes = range(_EACH - 1, len(self.sent_s), _EACH)
-        had_a_leader, without_s = set[int](), 0.0
-        for before, after in zip(probes, probes[1:], strict=False):
-            epoch = self.epochs.get(before)
-            if epoch is not None and epoch == self.epochs.get(after):
-                had_a_leader |= set(range(before, after + 1))
-            else:
-                without_s += self.sent_s[after] - self.sent_s[before]
-        lost = [number for number in range(len(self.sent_s)) if number not in counts]
-        return Losses(
-            sent=len(self.sent_s),
-            lost=len(lost),
-            lost_under_a_leader=[one for one in lost if one in had_a_leader or one in self.epochs],
-            doubled=[number for number, count in counts.items() if count > 1],
-            without_a_leader_s=without_s,
-        )
+            self.epochs[number] = answer["epoch"]
+        elif "error" in answer:
+            self.refusals[number] = answer["error"]["description"]
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`lost_under_a_leader`, `doubled`: numbers of messages. `without_a_leader_s`: the sum of the times between two
-    acks that are of different leaders, or without one.
+    """What became of messages without acks.
+
+    Attributes:
+        lost: how many are not stored. unexplained: numbers of those that were sent between two messages that were acked
+            in one leader epoch: their leader must have received them. doubled: numbers that are stored twice.
+        without_leader_s: the sum of the times between two acked messages of different epochs.
     """
 
     sent: int
     lost: int
-    lost_under_a_leader: list[int]
+    unexplained: list[int]
     doubled: list[int]
-    without_a_leader_s: float
+    without_leader_s: float
+
+
+def count_losses(sent_s: Sequence[float], epochs: Mapping[int, int], stored: Sequence[int]) -> Losses:
+    """Judges numbered messages, of which some asked for acks.
+
+    Args:
+        sent_s: when each was sent, by number. epochs: of the acks, by number. stored: the numbers in the stream.
+    """
+    counts, acked = Counter(stored), sorted(epochs)
+    had_leader, without_leader_s = set(acked), 0.0
+    for before, after in pairwise(acked):
+        if epochs[before] == epochs[after]:
+            had_leader |= set(range(before, after))
+        else:
+            without_leader_s += sent_s[after] - sent_s[before]
+    if acked and epochs[acked[0]] == min(epochs.values()):
+        had_leader |= set(range(acked[0]))  # the stream had its first leader before they were sent
+    lost = [number for number in range(len(sent_s)) if number not in counts]
+    return Losses(
+        sent=len(sent_s),
+        lost=len(lost),
+        unexplained=[number for number in lost if number in had_leader],
+        doubled=[number for number, count in counts.items() if count > 1],
+        without_leader_s=without_leader_s,
+    )
 
 
 class CursorConsumer(Recorder):
@@ -199,12 +215,14 @@ class UpgradeLoad:
                 client.create_stream(name, subject, replicas=3, min_isr=2, dedupe_window="1h")
         create_consumer(cluster, ACKED, "worker", ack_wait=30 * 10**9)
         url = cluster.nats_url
-        self.publishers = [BatchPublisher(self.history, url, "upgrade", ACKED, 60.0, every_s=0.2) for _ in range(2)]
+        self.publishers: list[BatchPublisher] = [
+            BatchPublisher(self.history, url, "upgrade", ACKED, 60.0, every_s=0.2) for _ in range(2)
+        ]
         self.without_acks = WithoutAcks(self.history, url)
         self.cursor, self.worker = CursorConsumer(self.history, cluster), JetStreamConsumer(self.history, url)
         reader = Reader(self.history, cluster, ACKED, seed=1)
         self._readers: list[Recorder] = [self.cursor, self.worker, reader]
-        self._all = [*self.publishers, self.without_acks, *self._readers]
+        self._all: list[Recorder] = [*self.publishers, self.without_acks, *self._readers]
         self.queries = [Query(cluster, folder, target, version) for target, version in self._targets.items()]
 
     def __enter__(self) -> UpgradeLoad:
@@ -236,31 +254,40 @@ class UpgradeLoad:
             "without acks": len(self.without_acks.epochs),
             "cursor": self.cursor.seen.total(),
             "worker": self.worker.seen.total(),
+            "reader": len(self.history.read),
         }
         with self.cluster.client() as client:
             return found | {name: int(client.position(name)["high_watermark"]) for name in self._targets}
 
     def finish(self) -> tuple[list[str], Losses]:
         """Ends the publishers, waits until all others have everything, and compares."""
-        for recorder in (*self.publishers, self.without_acks):
-            recorder.finish()
-        self.cluster.wait_replicated(ACKED, 120)
+        self._end([*self.publishers, self.without_acks])
+        for name in (ACKED, PLAIN):
+            self.cluster.wait_replicated(name, 120)
         with self.cluster.client() as client:
             end = int(client.position(ACKED)["high_watermark"])
             self._wait_until_all_have(end)
-            for reader in self._readers:
-                reader.finish()
+            self._end(self._readers)
             stored = all_values(client, ACKED)
             copies = {name: all_values(client, name) for name in self._targets}
-            losses = self.without_acks.judged(all_values(client, PLAIN))
+            plain = [int(value) for value in all_values(client, PLAIN)]
+            losses = count_losses(self.without_acks.sent_s, self.without_acks.epochs, plain)
         return self._wrong(stored, copies, losses), losses
+
+    def _end(self, recorders: Sequence[Recorder]) -> None:
+        for recorder in recorders:
+            recorder.stopping.set()
+        for recorder in recorders:
+            recorder.join(_ENDS_WITHIN_S)
+            assert not recorder.is_alive(), f"{recorder.name} ends"
 
     def _wait_until_all_have(self, end: int) -> None:
         def have_all() -> bool:
             for query in self.queries:
                 query.must_run()
             counts = self._counts()
-            reached = [len(self.cursor.seen), len(self.worker.seen), *(counts[name] for name in self._targets)]
+            reached = [len(self.cursor.seen), len(self.worker.seen), counts["reader"]]
+            reached += [counts[name] for name in self._targets]
             return min(reached) >= end
 
         eventually(have_all, _PROGRESS_WITHIN_S, f"all consumers have {end} messages", every_s=0.25)
@@ -282,6 +309,8 @@ class UpgradeLoad:
             is_equal = sorted(values) == sorted(stored)
             wrong += [] if is_equal else [f"{name} has {len(values)} rows, not the {end} of its source"]
         wrong += [f"without acks, stored twice: {losses.doubled[:5]}"] if losses.doubled else []
-        if losses.lost_under_a_leader:
-            wrong.append(f"without acks, lost while there was a leader: {losses.lost_under_a_leader[:5]}")
+        if losses.unexplained:
+            wrong.append(f"without acks, lost while there was a leader: {losses.unexplained[:5]}")
+        if refusals := self.without_acks.refusals:
+            wrong.append(f"without acks, refused by a leader: {dict(list(refusals.items())[:5])}")
         return wrong
