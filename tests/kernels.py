@@ -16,7 +16,7 @@ _WITHIN_S = 600.0
 
 def main() -> int:
     context = multiprocessing.get_context("spawn")
-    both = [context.Process(target=one) for one in (_of_brokers, _of_payloads)]
+    both = [context.Process(target=one, daemon=True) for one in (_of_brokers, _of_payloads)]
     for one in both:
         one.start()
     for one in both:

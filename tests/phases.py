@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -47,7 +47,9 @@ MOST_REPEATED = 5
 _STOP_WITHIN_S = 60.0
 _PASSED, _NO_TESTS_RAN = 0, 5
 _HAVE_FAILURES = 1
+_STOPPED = 2
 _REPEATED = ".repeated"
+_PROBLEM = ".problem.xml"
 _FAILED_BEFORE = "failed-before"  # pytest's own record of what failed, one phase at a time
 
 
@@ -121,7 +123,8 @@ def run_all(command: str, names: Sequence[str] = ()) -> int:
     """Runs every phase, or those that are named, also after one that failed; 1 where any of them did."""
     phases = [one for one in PHASES if command in one.commands and (not names or one.name in names)]
     if unknown := set(names) - {one.name for one in phases}:
-        print(f"{command} has no phase {sorted(unknown)}: {', '.join(p.name for p in PHASES)}", file=sys.stderr)
+        known = ", ".join(one.name for one in PHASES if command in one.commands)
+        print(f"{command} has no phase {', '.join(sorted(unknown))}: there are {known}", file=sys.stderr)
         return 2
     environment = prepare()
     codes = [run_phase(command, phase, environment) for phase in phases]
@@ -147,10 +150,12 @@ def run_phase(command: str, phase: Phase, environment: Mapping[str, str] | None 
     """
     for former in RESULTS.glob(f"{command}.{phase.name}.*"):
         former.unlink()
+    name = f"{command}.{phase.name}"
+    if _within_s() <= 0:
+        _note_problem(name, "it was not started, because the time was over")
+        return _STOPPED
     print(f"\n== {command}, {phase.name}: {phase.title} ({', '.join(phase.folders)})", flush=True)
     shutil.rmtree(RESULTS / _FAILED_BEFORE, ignore_errors=True)
-    name = f"{command}.{phase.name}"
-    (RESULTS / f"{name}.commit").write_text(present_commit())
     code = _run(command, phase, name, phase.distribution, environment)
     if code == _HAVE_FAILURES:
         failed = sum(case.outcome == "failed" for case in _cases_in(RESULTS / f"{name}.xml"))
@@ -162,8 +167,11 @@ def run_phase(command: str, phase: Phase, environment: Mapping[str, str] | None 
 
 def present_commit() -> str:
     """The checked-out one; whether files differ from it."""
-    asked = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty= with uncommitted changes"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "no commit"
+    commit, changes = (
+        subprocess.run(["git", *asked], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        for asked in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
+    )
+    return (commit or "no commit") + (" with uncommitted changes" if changes else "")
 
 
 def _run(command: str, phase: Phase, name: str, options: Sequence[str], environment: Mapping[str, str] | None) -> int:
@@ -173,12 +181,20 @@ def _run(command: str, phase: Phase, name: str, options: Sequence[str], environm
     started_s = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", "--hypothesis-profile=ci", *folders, *chosen, *options]
     pytest.append(f"--junitxml={results}")
-    problem, within_s = "", _within_s()
+    problem, within_s, commit = "", _within_s(), present_commit()
+    _note_problem(name, "it did not end")
     code, is_stopped = run_until(pytest, within_s, environment)
     if is_stopped:
         problem = f"it was stopped after {within_s:.0f} s"
     if code not in (_PASSED, _HAVE_FAILURES, _NO_TESTS_RAN) or not results.exists():
         _note_problem(name, problem or f"pytest ended with exit code {code}")
+    elif code == _NO_TESTS_RAN and command == "test":
+        _note_problem(name, "no test ran")
+        code = _STOPPED
+    else:
+        (RESULTS / f"{name}{_PROBLEM}").unlink()
+    after = present_commit()
+    (RESULTS / f"{name}.commit").write_text(commit if after == commit else f"{commit}, at its end {after}")
     print(f"== {name}: {time.monotonic() - started_s:.0f} s", flush=True)
     return code
 
@@ -210,14 +226,14 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    return 2
+    return _STOPPED
 
 
 def _note_problem(name: str, problem: str) -> None:
     suite = ElementTree.Element("testsuite")
     case = ElementTree.SubElement(suite, "testcase", classname="tests.phases", name=name, time="0")
     ElementTree.SubElement(case, "failure", message=problem)
-    ElementTree.ElementTree(suite).write(RESULTS / f"{name}.problem.xml")
+    ElementTree.ElementTree(suite).write(RESULTS / f"{name}{_PROBLEM}")
 
 
 # ---- the report ----
@@ -238,11 +254,14 @@ class Case:
 
 def report(command: str, results: Path = RESULTS) -> int:
     """Prints what `.ci/run` ends with, and what a closing note states; 1 where a test failed or none ran."""
-    cases = list(cases_of(results, command))
+    names = [f"{command}.{phase.name}" for phase in PHASES if command in phase.commands]
+    names = names or sorted(path.stem for path in results.glob(f"{command}.*.commit"))
+    cases = [case for name in names for case in cases_of(results, name)]
     print(f"\n== {command}: each part with its commit")
-    for path in sorted(results.glob(f"{command}.*.commit")):
-        part = [*_cases_in(path.with_suffix(".xml"))] if path.with_suffix(".xml").exists() else []
-        print(f"{path.stem}: {len(part)} tests, commit {path.read_text()}")
+    for name in names:
+        ran = results / f"{name}.commit"
+        text = f"{len(cases_of(results, name))} tests, commit {ran.read_text()}" if ran.exists() else "did not run"
+        print(f"{name}: {text}")
     print(f"\n== the {SLOWEST} slowest tests of {len(cases)}, with their fixtures")
     for case in sorted(cases, key=lambda one: one.took_s, reverse=True)[:SLOWEST]:
         print(f"{case.took_s:8.1f} s  {case.name}")
@@ -256,7 +275,7 @@ def report(command: str, results: Path = RESULTS) -> int:
     failed, skipped = (sum(case.outcome == outcome for case in cases) for outcome in ("failed", "skipped"))
     print(f"\n== {len(cases)} tests in all")
     print(f"{len(cases) - failed - skipped} passed, {failed} failed, {skipped} skipped")
-    return int(failed > 0 or not cases)
+    return int(failed > 0 or not all((results / f"{name}.commit").exists() for name in names) or not cases)
 
 
 def behaviour(cases: Sequence[Case]) -> str:
@@ -268,18 +287,19 @@ def behaviour(cases: Sequence[Case]) -> str:
     return f"{counts['spark']} tests with the Python source, {counts['columnar']} with the columnar reader"
 
 
-def cases_of(results: Path, command: str) -> Iterator[Case]:
-    found = {path.stem: _cases_in(path) for path in results.glob(f"{command}.*.xml")}
-    for name, cases in sorted(found.items()):
-        if not name.endswith(_REPEATED):
-            second = {case.name for case in found.get(name + _REPEATED, []) if case.outcome == "passed"}
-            for case in cases:
-                has_passed_later = case.outcome == "failed" and case.name in second
-                yield replace(case, outcome="repeated") if has_passed_later else case
+def cases_of(results: Path, name: str) -> list[Case]:
+    """Of this part of a command, with its problem, if it did not end."""
+    second = {case.name for case in _cases_in(results / f"{name}{_REPEATED}.xml") if case.outcome == "passed"}
+    first = _cases_in(results / f"{name}.xml")
+    found = [
+        replace(one, outcome="repeated") if one.outcome == "failed" and one.name in second else one for one in first
+    ]
+    problems = (results / f"{part}{_PROBLEM}" for part in (name, name + _REPEATED))
+    return found + [case for path in problems for case in _cases_in(path)]
 
 
 def _cases_in(path: Path) -> list[Case]:
-    return [_case(one) for one in ElementTree.parse(path).iter("testcase")]
+    return [_case(one) for one in ElementTree.parse(path).iter("testcase")] if path.exists() else []
 
 
 def _case(one: ElementTree.Element) -> Case:

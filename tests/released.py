@@ -25,7 +25,8 @@ from tests.harness import BrokerProcess
 
 GOLDEN = Path(__file__).parent / "golden"
 V0_1_0, V0_2_0 = "0.1.0", "0.2.0"
-_PACKAGES_OF = {V0_1_0: V0_2_0, V0_2_0: V0_2_0}
+_WITHOUT_PACKAGES = {V0_1_0: V0_2_0}
+"""Archives without a list of packages, and the version whose packages they run with."""
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "natslog-tests"
 _INSTALLED_WITHIN_S = 600.0
 _COMPILE = "from natslog.ingest import warmup; getattr(warmup, 'compile_aside', warmup.warm_up)()"
@@ -42,11 +43,11 @@ class Release(NamedTuple):
 @functools.cache
 def release(version: str) -> Release:
     """It is unpacked, its packages are installed, and its kernels are compiled, where that was not done before."""
-    place, packages = _unpacked(version), _unpacked(_PACKAGES_OF[version])
+    place, packages = _unpacked(version), _unpacked(_WITHOUT_PACKAGES.get(version, version))
     python = packages / "venv" / "bin" / "python"
-    code = os.pathsep.join(str(place / folder) for folder in ("broker", "connector"))
+    code = os.pathsep.join(str(place / "code" / folder) for folder in ("broker", "connector"))
     kernels = place / "kernels"
-    found = Release(python, {"PYTHONPATH": code, "NUMBA_CACHE_DIR": str(kernels)}, place)
+    found = Release(python, {"PYTHONPATH": code, "NUMBA_CACHE_DIR": str(kernels)}, place / "code")
     with _locked(packages):
         _install(packages)
     with _locked(place):
@@ -62,13 +63,13 @@ def _unpacked(version: str) -> Path:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     place = _CACHE / f"natslog-{version}-python{python}-{zlib.crc32(archive.read_bytes()):08x}"
     place.mkdir(parents=True, exist_ok=True)
+    code = place / "code"
     with _locked(place):
-        if not (place / "broker").exists():
+        if not code.exists():
+            shutil.rmtree(place / "new", ignore_errors=True)
             with tarfile.open(archive) as files:
                 files.extractall(place / "new", filter="data")
-            for one in (place / "new").iterdir():
-                one.rename(place / one.name)
-            (place / "new").rmdir()
+            (place / "new").rename(code)
     return place
 
 
@@ -80,7 +81,9 @@ def _install(place: Path) -> None:
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=_INSTALLED_WITHIN_S)
     pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "--requirement", place / "requirements.txt"], check=True, timeout=_INSTALLED_WITHIN_S)
+    subprocess.run(
+        [*pip, "--requirement", place / "code" / "requirements.txt"], check=True, timeout=_INSTALLED_WITHIN_S
+    )
     complete.touch()
 
 

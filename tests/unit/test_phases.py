@@ -35,7 +35,17 @@ def test_every_test_belongs_to_one_phase() -> None:
         assert sorted(folder for one in chosen for folder in one.folders) == sorted(expected)
 
 
-def test_report_counts_every_outcome_and_ends_with_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results, where there is one phase."""
+    monkeypatch.setattr(phases, "PHASES", [one for one in phases.PHASES if one.name == "pure"])
+    (tmp_path / "test.pure.commit").write_text("abc")
+    return tmp_path
+
+
+def test_report_counts_every_outcome_and_ends_with_the_sum(
+    pure: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "test.pure.xml").write_text(RESULTS)
     assert phases.report("test", tmp_path) == 1
     said = capsys.readouterr().out.splitlines()
@@ -49,17 +59,40 @@ def test_report_counts_every_outcome_and_ends_with_the_sum(tmp_path: Path, capsy
     assert "tests.unit.test_a::test_bad: assert 1 == 2" in said
 
 
+def test_report_states_the_commit_of_each_part_and_fails_where_one_did_not_run_or_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = '<testsuites><testsuite><testcase classname="a" name="b" time="1"/></testsuite></testsuites>'
+    names = [f"test.{phase.name}" for phase in phases.PHASES if "test" in phase.commands]
+    for name in names:
+        (tmp_path / f"{name}.xml").write_text(good)
+        (tmp_path / f"{name}.commit").write_text("abc with uncommitted changes")
+    (tmp_path / "test.of-long-ago.xml").write_text(RESULTS)
+    assert phases.report("test", tmp_path) == 0
+    assert f"{names[0]}: 1 tests, commit abc with uncommitted changes" in capsys.readouterr().out
+    (tmp_path / f"{names[0]}.commit").unlink()
+    assert phases.report("test", tmp_path) == 1
+    assert f"{names[0]}: did not run" in capsys.readouterr().out
+    (tmp_path / f"{names[0]}.commit").write_text("abc")
+    (tmp_path / f"{names[0]}.problem.xml").write_text(
+        '<testsuite><testcase classname="tests.phases" name="x" time="0"><failure message="it did not end" />'
+        "</testcase></testsuite>"
+    )
+    assert phases.report("test", tmp_path) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(names)} passed, 1 failed, 0 skipped"
+
+
 def test_report_of_nothing_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert phases.report("test", tmp_path) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
 
 
-@pytest.mark.long
 def test_phase_that_ends_without_results_counts_as_a_failed_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(phases, "RESULTS", tmp_path)
     broken = phases.Phase("broken", "a folder that is not there", ("nowhere",))
+    monkeypatch.setattr(phases, "PHASES", (broken,))
     assert phases.run_phase("test", broken) != 0
     assert phases.report("test", tmp_path) == 1
     assert "tests.phases::test.broken: pytest ended with exit code 4" in capsys.readouterr().out
@@ -72,10 +105,30 @@ def phase_of(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> phases
     (own / "test_own.py").write_text(code)
     monkeypatch.setattr(phases, "ROOT", folder)
     monkeypatch.setattr(phases, "RESULTS", folder)
-    return phases.Phase("own", "tests of a test", ("own",))
+    found = phases.Phase("own", "tests of a test", ("own",))
+    monkeypatch.setattr(phases, "PHASES", (found,))
+    return found
 
 
-@pytest.mark.long
+def test_phase_that_begins_after_the_end_of_the_time_did_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phase = phase_of("def test_good(): pass\n", tmp_path, monkeypatch)
+    monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() - 1.0))
+    assert phases.run_phase("test", phase) != 0
+    assert phases.report("test", tmp_path) == 1
+    assert "it was not started, because the time was over" in capsys.readouterr().out
+
+
+def test_phase_of_make_test_without_tests_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phase = phase_of("import pytest\n@pytest.mark.long\ndef test_good(): pass\n", tmp_path, monkeypatch)
+    assert phases.run_phase("test", phase) != 0
+    assert phases.report("test", tmp_path) == 1
+    assert "no test ran" in capsys.readouterr().out
+
+
 def test_what_failed_runs_once_more_and_the_report_names_what_passed_only_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,10 +171,10 @@ def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = phase_of("import threading\ndef test_slow():\n    threading.Event().wait(60)\n", tmp_path, monkeypatch)
-    monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() + 4.0))
+    monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() + 10.0))
     phases.run_phase("test", slow)
     assert phases.report("test", tmp_path) == 1
-    assert re.search(r"it was stopped after [34] s", capsys.readouterr().out)
+    assert re.search(r"it was stopped after \d+ s", capsys.readouterr().out)
 
 
 def test_files_that_share_a_spark_stay_in_two_processes_and_others_by_themselves() -> None:
