@@ -2,27 +2,32 @@
 
     python -m tests.affected COMMIT
 
-A table says which tests a folder of the product is a subject of. Those of the first matching row run for each changed
-file; changed tests themselves run first. It stops after `WITHIN_S`, and prints which files it left out. Results are
-kept in `.test-results/` with the commit, as those of `make test-all`, which runs all of them: this is no replacement.
+A table states the tests of each folder of the product. For each changed file, those of the first matching row run;
+changed tests run before all others. It stops after `WITHIN_S`, and prints which files it left out. Tests marked `alone`
+are left out, because two files run at once. Results are kept in `.test-results/` with the commit, as those of `make
+test-all`, which runs all long tests: this is no replacement.
 """
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from queue import Empty, SimpleQueue
 
-from tests.phases import RESULTS, ROOT, SELECTIONS, prepare, present_commit, run_until
+from tests.phases import RESULTS, ROOT, SELECTIONS, cases_of, note_problem, prepare, present_commit
 
 WITHIN_S = 15 * 60.0
 _AT_ONCE = 2
+_LOOK_EVERY_S = 0.2
 _NOTHING_RAN, _PASSED = 5, 0
+_SELECTION = f"{SELECTIONS['test-all']} and not alone"
+_STOP_WITHIN_S = 60.0
 
 _FAULTS = ("faults/test_cluster_faults.py", "faults/test_kill.py", "faults/test_power_loss.py")
+_CLUSTERS = ("integration/test_cluster.py", "integration/test_upgrade.py", "integration/test_rebalance.py")
+_REMOVAL = ("integration/test_removal.py", "integration/test_removal_in_clusters.py", "integration/test_erasure.py")
 _CONSUMERS = ("jetstream/test_failover.py", "jetstream/test_linearizable.py", "jetstream/")
 _SOURCE = (
     "spark/test_stream.py",
@@ -31,19 +36,17 @@ _SOURCE = (
     "columnar/",
     "spark/",
 )
+_SECURITY = ("integration/test_tls.py", "integration/test_peer_attacks.py", "integration/test_nats_auth.py")
 TABLE: Sequence[tuple[str, Sequence[str]]] = (
-    ("broker/natslog/arrow/", ("unit/arrow/", "unit/log/", "golden/", "columnar/test_oracle.py", "integration/")),
-    ("broker/natslog/wire/", ("unit/wire/", "unit/ingest/", "integration/test_leaf.py", "integration/test_link.py")),
-    ("broker/natslog/log/", ("unit/log/", "faults/test_power_loss.py", "faults/test_scrub.py", "faults/", "golden/")),
-    ("broker/natslog/ingest/", ("unit/ingest/", "integration/test_ingest.py", *_FAULTS, "integration/")),
-    ("broker/natslog/consensus/", ("sim/", "unit/consensus/", *_FAULTS, "chaos/")),
-    ("broker/natslog/cluster/", ("sim/", "unit/cluster/", "integration/test_upgrade.py", *_FAULTS, "chaos/")),
-    ("broker/natslog/node/", ("unit/node/", "sim/", *_FAULTS, "faults/", "chaos/", "integration/test_upgrade.py")),
-    ("broker/natslog/security/", ("unit/security/", "integration/test_access.py", "integration/test_tls.py")),
-    (
-        "broker/natslog/http/",
-        ("unit/http/", "integration/test_http.py", "faults/test_hostile_clients.py", "integration/"),
-    ),
+    ("broker/natslog/arrow/", ("unit/arrow/", "unit/log/", "columnar/test_oracle.py", "integration/")),
+    ("broker/natslog/wire/", ("unit/wire/", "integration/test_leaf.py", "unit/ingest/", "jetstream/", "integration/")),
+    ("broker/natslog/log/", ("unit/log/", "faults/test_power_loss.py", "faults/test_scrub.py", *_REMOVAL, "faults/")),
+    ("broker/natslog/ingest/", ("unit/ingest/", "faults/test_kill.py", *_FAULTS, "integration/")),
+    ("broker/natslog/consensus/", ("sim/", *_FAULTS, *_CLUSTERS, "chaos/")),
+    ("broker/natslog/cluster/", ("sim/", "unit/cluster/", *_FAULTS, *_CLUSTERS, "chaos/")),
+    ("broker/natslog/node/", ("unit/node/", "sim/", *_FAULTS, *_CLUSTERS, *_REMOVAL, "faults/", "chaos/")),
+    ("broker/natslog/security/", (*_SECURITY, "integration/test_secret_rotation.py", "spark/test_access.py")),
+    ("broker/natslog/http/", ("integration/test_http.py", "faults/test_hostile_clients.py", "integration/")),
     ("broker/natslog/jetstream/", ("sim/test_consumer.py", "sim/test_consumer_mutations.py", *_CONSUMERS)),
     ("broker/natslog/client/", ("unit/client/", "integration/test_consume.py", *_SOURCE)),
     ("broker/natslog/backup/", ("integration/test_backup.py", "integration/test_backup_removals.py")),
@@ -52,34 +55,43 @@ TABLE: Sequence[tuple[str, Sequence[str]]] = (
     ("broker/natslog/tables/", ("integration/test_tables.py", "columnar/test_table_job.py")),
     ("broker/natslog/sql/", ("integration/test_sql.py",)),
     ("broker/natslog/console/", ("console/",)),
-    (
-        "broker/natslog/diagnosis/",
-        ("unit/diagnosis/", "integration/test_doctor.py", "integration/test_support_bundle.py"),
-    ),
-    ("broker/natslog/tracing/", ("unit/test_tracing.py", "integration/test_tracing.py", "spark/test_tracing.py")),
+    ("broker/natslog/diagnosis/", ("integration/test_doctor.py", "integration/test_support_bundle.py")),
+    ("broker/natslog/tracing/", ("integration/test_tracing.py", "unit/test_tracing.py")),
     ("broker/natslog/cli/", ("integration/test_cli.py", "integration/test_top.py", "integration/test_played_pages.py")),
-    ("broker/", ("unit/", *_FAULTS, "integration/")),
+    ("broker/", ("unit/", *_FAULTS, "integration/", "jetstream/", "sim/", "spark/")),
     ("connector/jvm/", ("columnar/",)),
     ("connector/pyspark_natslog/sink/", ("spark/test_sink.py", "spark/test_http_sink.py", "soak/")),
     ("connector/pyspark_natslog/payload/", ("unit/connector/payload/", "spark/test_payload.py", "columnar/")),
     ("connector/", (*_SOURCE, "soak/")),
     ("console/", ("console/",)),
-    ("deploy/", ("integration/test_deploy.py", "faults/test_alerts.py")),
+    ("deploy/", ("integration/test_deploy.py",)),
     ("spark_jobs/", ("spark/test_jobs.py", "spark/test_publishing_jobs.py", "columnar/test_table_job.py")),
     ("notebooks/", ("spark/test_notebook.py",)),
-    ("docs/", ("integration/test_played_pages.py", "spark/test_spark_page_commands.py")),
+    ("docs/", ("integration/test_played_pages.py", "spark/test_spark_page.py")),
+    ("README.md", ("integration/test_played_pages.py",)),
     ("pyproject.toml", ("integration/test_install.py", "integration/test_upgrade.py")),
 )
 
 
-def chosen(changed: Iterable[str]) -> list[str]:
-    """Test files and folders, below `tests/`, for these files of the repository; most telling first."""
-    changed = list(changed)
-    found = [path.removeprefix("tests/") for path in changed if path.startswith("tests/") and "/test_" in path]
-    rows = [next((tests for folder, tests in TABLE if path.startswith(folder)), ()) for path in sorted(changed)]
+def chosen(changed: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Test files and folders, below `tests/`, for these files of the repository, most telling first; and the files for
+    which there are none.
+    """
+    tests, rows, unknown = [], [], []
+    for path in sorted(changed):
+        parts = path.split("/")
+        row = next((found for folder, found in TABLE if path.startswith(folder)), None)
+        if parts[0] == "tests" and parts[-1].startswith("test_"):
+            tests.append("/".join(parts[1:]))
+        elif parts[0] == "tests" and len(parts) > 2 and parts[-1].endswith(".py"):
+            tests.append(parts[1] + "/")  # what the tests of a folder share
+        elif row is not None:
+            rows.append(row)
+        else:
+            unknown.append(path)
     for rank in range(max(map(len, rows), default=0)):  # the most telling ones of every subject, then the next
-        found += [row[rank] for row in rows if rank < len(row)]
-    return list(dict.fromkeys(found))
+        tests += [row[rank] for row in rows if rank < len(row)]
+    return list(dict.fromkeys(tests)), unknown
 
 
 def in_order(wanted: Sequence[str], collected: Iterable[str]) -> list[str]:
@@ -90,12 +102,16 @@ def in_order(wanted: Sequence[str], collected: Iterable[str]) -> list[str]:
 
 
 def changed_since(commit: str) -> list[str]:
-    """Files that differ from it now, committed or not. Raises SystemExit: there is no such commit."""
-    asked = ["git", "diff", "--name-only", "--diff-filter=d", commit]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"make affected SINCE=commit: {done.stderr.strip()}")
-    return done.stdout.splitlines()
+    """Files that differ from it now, also uncommitted, new and deleted ones. Raises SystemExit: there is no such
+    commit.
+    """
+    found: list[str] = []
+    for asked in (["diff", "--name-only", commit], ["ls-files", "--others", "--exclude-standard"]):
+        done = subprocess.run(["git", *asked], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"make affected SINCE=commit: {done.stderr.strip()}")
+        found += done.stdout.splitlines()
+    return found
 
 
 def long_tests_of(wanted: Sequence[str]) -> list[str]:
@@ -103,7 +119,7 @@ def long_tests_of(wanted: Sequence[str]) -> list[str]:
     paths = [f"tests/{one}" for one in wanted if (ROOT / "tests" / one).exists()]
     if not paths:
         return []
-    pytest = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", SELECTIONS["test-all"], *paths]
+    pytest = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", _SELECTION, *paths]
     done = subprocess.run(pytest, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in (_PASSED, _NOTHING_RAN):
         raise SystemExit(f"the tests cannot be collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -117,44 +133,58 @@ class Runs:
         self.failed: list[str] = []
         self.left_out: list[str] = []
         self._environment, self._until_s = environment, until_s
-        self._waiting: SimpleQueue[str] = SimpleQueue()
-        for file in files:
-            self._waiting.put(file)
+        self._waiting = list(files)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self) -> None:
-        workers = [threading.Thread(target=self._work) for _ in range(_AT_ONCE)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-
-    def _work(self) -> None:
-        while True:
-            try:
-                file = self._waiting.get_nowait()
-            except Empty:
-                return
-            within_s = self._until_s - time.monotonic()
-            if within_s <= 0:
-                self.left_out.append(file)
-                continue
-            self._run(file, within_s)
-
-    def _run(self, file: str, within_s: float) -> None:
-        name = f"affected.{file.removeprefix('tests/').removesuffix('.py').replace('/', '.')}"
-        (RESULTS / f"{name}.commit").write_text(present_commit())
-        pytest = [sys.executable, "-m", "pytest", "-q", "--hypothesis-profile=ci", "-m", SELECTIONS["test-all"], file]
-        code, is_stopped = run_until([*pytest, f"--junitxml={RESULTS / name}.xml"], within_s, self._environment)
-        if is_stopped:
+        """Also after ^C, all that runs is stopped, and all that did not end is left out."""
+        try:
+            while (self._waiting or self._running) and time.monotonic() < self._until_s:
+                while self._waiting and len(self._running) < _AT_ONCE:
+                    self._start(self._waiting.pop(0))
+                self._note_ended()
+                time.sleep(_LOOK_EVERY_S)
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+        for file, process in self._running.items():
+            process.send_signal(signal.SIGINT)
             self.left_out.append(file)
-        elif code not in (_PASSED, _NOTHING_RAN):
-            self.failed.append(file)
+        self.left_out += self._waiting
+        for file, process in self._running.items():
+            try:
+                process.wait(_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if any(case.outcome == "failed" for case in cases_of(RESULTS, _name_of(file))):
+                self.failed.append(file)
+            note_problem(_name_of(file), "it was stopped")
+
+    def _start(self, file: str) -> None:
+        name = _name_of(file)
+        (RESULTS / f"{name}.commit").write_text(present_commit())
+        pytest = [sys.executable, "-m", "pytest", "-q", "--hypothesis-profile=ci", "-m", _SELECTION, file]
+        self._running[file] = subprocess.Popen(
+            [*pytest, f"--junitxml={RESULTS / name}.xml"], cwd=ROOT, env=self._environment, start_new_session=True
+        )
+
+    def _note_ended(self) -> None:
+        for file, process in list(self._running.items()):
+            if (code := process.poll()) is not None:
+                del self._running[file]
+                if code not in (_PASSED, _NOTHING_RAN):
+                    self.failed.append(file)
+
+
+def _name_of(file: str) -> str:
+    return f"affected.{file.removeprefix('tests/').removesuffix('.py').replace('/', '.')}"
 
 
 def main(commit: str) -> int:
     until_s = time.monotonic() + WITHIN_S
-    wanted = chosen(changed_since(commit))
+    wanted, unknown = chosen(changed_since(commit))
     files = long_tests_of(wanted)
+    print(f"no tests are stated for: {' '.join(unknown) or 'none'}")
     print(f"{len(files)} files with long tests, most telling first: {' '.join(files) or 'none'}", flush=True)
     environment = prepare()
     for former in RESULTS.glob("affected.*"):

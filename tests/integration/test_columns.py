@@ -90,7 +90,6 @@ def test_columns_are_not_decoded(broker: BrokerProcess) -> None:
     assert filtered.headers["Natslog-Batches"] == "exact", "rows are left out"
 
 
-@pytest.mark.long
 def test_ids_of_the_sink_are_no_headers(broker: BrokerProcess) -> None:
     with broker.client() as client:
         headers = table(client, 0, ROWS, ("headers",)).column("headers").to_pylist()

@@ -85,7 +85,7 @@ def use(url: str, stream: str, consumer: str, pulled: int, acked: int, refused: 
         subscription = await connection.subscribe(inbox)
         body = json.dumps({"batch": pulled, "expires": 10_000_000_000}).encode()
         await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, reply=inbox)
-        replies = [(await subscription.next_msg(timeout=10)).reply for _ in range(pulled)]
+        replies = [(await subscription.next_msg(timeout=30)).reply for _ in range(pulled)]
         for reply in replies[:acked]:
             await connection.request(reply, b"+ACK", timeout=30)
         for reply in replies[acked:][:refused]:

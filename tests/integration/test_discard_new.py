@@ -91,7 +91,7 @@ def test_removed_messages_make_room_at_once(client: NatslogClient, nats_url: str
             for _ in range(count):
                 to = {"reply": inbox} if acks == "reply" else {"headers": {"Natslog-Ack-To": inbox}}
                 await nats.publish(f"{name}.a", b"x", **to)
-            return ["error" not in json.loads((await answers.next_msg(timeout=10)).data) for _ in range(count)]
+            return ["error" not in json.loads((await answers.next_msg(timeout=30)).data) for _ in range(count)]
 
         return with_nats(nats_url, work)
 

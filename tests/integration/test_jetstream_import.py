@@ -452,7 +452,7 @@ async def fetched(connection: Any, name: str, consumer: str, count: int, prefix:
     await connection.publish(f"{prefix}.CONSUMER.MSG.NEXT.{name}.{consumer}", request, reply=inbox)
     found: list[Any] = []
     while len(found) < count:
-        message = await subscription.next_msg(timeout=10)
+        message = await subscription.next_msg(timeout=30)
         if not message.reply:
             break
         found.append(message)

@@ -113,6 +113,7 @@ def test_answer_that_fails_midway_is_recognised_as_cut_off(own: Path, accept: st
 # ---- whole or exact ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("start", "end"), [(7, 11), (0, 7), (7, ROWS), (1990, 2010), (1990, 6010)])
 def test_range_is_cut_exactly_unless_whole_batches_are_asked_for(long: BrokerProcess, start: int, end: int) -> None:
     path = f"{PATH}?start={start}&end={end}"

@@ -144,7 +144,7 @@ def test_long_subject_for_the_ack_does_not_end_the_connection(
         to = nats.new_inbox()
         acked = await nats.subscribe(to)
         await nats.publish(name, envelope(b"last", {ACK_TO: to}))
-        await acked.next_msg(5)
+        await acked.next_msg(30)
 
     with_nats(nats_url, publish)
     assert all_values(client, name) == [b"x"] * 4 + [b"last"]

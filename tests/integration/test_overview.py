@@ -90,6 +90,7 @@ def test_a_new_page_waits_for_no_round(cluster: Cluster) -> None:
     assert not next(listening)["is_whole"]
 
 
+@pytest.mark.long
 def test_history_of_brokers_and_of_a_stream(cluster: Cluster) -> None:
     def stored() -> list[float]:
         publish_acked(cluster.nats_url, "s1", [b"x"] * 100)

@@ -141,7 +141,7 @@ def test_a_message_is_published_by_a_request(
         body = {"value": "grün", "key": "k", "headers": [{"key": "a", "value": "b"}], "message_id": "m1"}
         stored = {"name": name, "subject": f"{name}.one", "offset": 0, "duplicate": False}
         assert await asyncio.to_thread(ask, broker, f"{name}/publish", body) == (201, stored)
-        received.append((await subscription.next_msg(5)).data)
+        received.append((await subscription.next_msg(30)).data)
         again = await asyncio.to_thread(ask, broker, f"{name}/publish", body)
         assert again[1]["duplicate"] is True
 

@@ -198,7 +198,6 @@ def _check_names(files: dict[str, bytes], everything: bytes, *, hashes: bool) ->
         assert streams[name]["subjects"] == [f"{name}.>"]
 
 
-@pytest.mark.long
 def test_file_is_private_and_not_replaced(tmp_path: Path) -> None:
     archive = tmp_path / "b.tar.gz"
     archive.write_text("mine")

@@ -25,10 +25,10 @@ import nats
 import nats.errors
 
 from natslog.nats_server import end_with_parent
-from tests.chaos.history import History, name_of
+from tests.chaos.history import History, name_of, value_of
 from tests.chaos.recorders import BatchPublisher, Reader, Recorder
 from tests.cluster_harness import Cluster
-from tests.harness import all_values, eventually
+from tests.harness import all_values, eventually, publish_acked
 from tests.jetstream.three_brokers import create_consumer
 from tests.released import release
 from tests.spark_start import QUICK_JVM
@@ -267,11 +267,14 @@ class UpgradeLoad:
         with self.cluster.client() as client:
             end = int(client.position(ACKED)["high_watermark"])
             self._wait_until_all_have(end)
-            self._end(self._readers)
             stored = all_values(client, ACKED)
             copies = {name: all_values(client, name) for name in self._targets}
             plain = [int(value) for value in all_values(client, PLAIN)]
             losses = count_losses(self.without_acks.sent_s, self.without_acks.epochs, plain)
+        for reader in self._readers:
+            reader.stopping.set()
+        publish_acked(self.cluster.nats_url, f"{ACKED}.end", [value_of(0, 0)])  # which ends the wait of the consumers
+        self._end(self._readers)
         return self._wrong(stored, copies, losses), losses
 
     def _end(self, recorders: Sequence[Recorder]) -> None:
@@ -282,15 +285,18 @@ class UpgradeLoad:
             assert not recorder.is_alive(), f"{recorder.name} ends"
 
     def _wait_until_all_have(self, end: int) -> None:
-        def have_all() -> bool:
+        deadline = time.monotonic() + _PROGRESS_WITHIN_S
+        while True:
             for query in self.queries:
                 query.must_run()
-            counts = self._counts()
-            reached = [len(self.cursor.seen), len(self.worker.seen), counts["reader"]]
-            reached += [counts[name] for name in self._targets]
-            return min(reached) >= end
-
-        eventually(have_all, _PROGRESS_WITHIN_S, f"all consumers have {end} messages", every_s=0.25)
+            reached = self._counts() | {"cursor": len(self.cursor.seen), "worker": len(self.worker.seen)}
+            late = {
+                name: reached[name] for name in ("cursor", "worker", "reader", *self._targets) if reached[name] < end
+            }
+            if not late:
+                return
+            assert time.monotonic() < deadline, f"of {end} messages: {late}; {self.history.errors.most_common(5)}"
+            time.sleep(0.25)
 
     def _wrong(self, stored: list[bytes], copies: dict[str, list[bytes]], losses: Losses) -> list[str]:
         end, wrong = len(stored), [f"{one.promise}: {one.text}" for one in self.history.violations]

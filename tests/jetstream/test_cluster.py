@@ -46,7 +46,7 @@ def received(cluster: Cluster, call: str, body: Any = None) -> list[dict[str, An
         try:
             while True:
                 async with asyncio.timeout(ANOTHER_WITHIN_S if found else ANSWERS_WITHIN_S):
-                    message = await subscription.next_msg(timeout=10)
+                    message = await subscription.next_msg(timeout=30)
                     is_direct = "Nats-Sequence" in (message.headers or {})
                     found.append({"seq": int(message.headers["Nats-Sequence"])} if is_direct else _json(message))
         except TimeoutError:

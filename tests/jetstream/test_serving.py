@@ -96,7 +96,7 @@ def test_one_of_two_clusters_in_an_account_serves_it(tmp_path: Path) -> None:
                 inbox = connection.new_inbox()
                 answers = await connection.subscribe(inbox)
                 await connection.publish("$JS.API.STREAM.NAMES", b"", reply=inbox)
-                found = [(await answers.next_msg(5)).data.decode()]
+                found = [(await answers.next_msg(30)).data.decode()]
                 await connection.request("$JS.API.INFO", b"", timeout=30)  # answered after the other request
                 return found + [(await answers.next_msg(0)).data.decode() for _ in range(answers.pending_msgs)]
 
@@ -161,7 +161,7 @@ def test_brokers_that_look_for_other_clusters_read_no_streams(tmp_path: Path) ->
 
     async def probe(connection: Any) -> tuple[dict[str, str], bytes, dict[str, Any]]:
         subscription = await connection.subscribe("$JS.API.INFO")
-        probed = await subscription.next_msg(timeout=20)
+        probed = await subscription.next_msg(timeout=30)
         answer = await connection.request("$JS.API.INFO", headers=probed.headers, timeout=30)
         return dict(probed.headers or {}), bytes(probed.data), json.loads(answer.data)
 
@@ -210,7 +210,7 @@ def test_acks_are_no_requests_and_no_messages(tmp_path: Path) -> None:
                 answers = await connection.subscribe("my.inbox")
                 await connection.publish("a", b"", reply=reply)
                 if reply == "my.inbox":
-                    assert json.loads((await answers.next_msg(timeout=5)).data) == {"stream": "a", "seq": 4}
+                    assert json.loads((await answers.next_msg(timeout=30)).data) == {"stream": "a", "seq": 4}
             direct = {"seq": 1}
             for reply in ("b", "$JS.API.STREAM.DELETE.b"):
                 await connection.publish("$JS.API.STREAM.MSG.GET.a", json.dumps(direct).encode(), reply=reply)

@@ -111,7 +111,6 @@ def test_streaming_sink_stores_every_row_and_keeps_its_position(reader: Reader, 
     assert json.loads(logged)["readings"]["offset"] == 2
 
 
-@pytest.mark.long
 @runs(block="Direct append (`path=http`)")
 def test_direct_append_stores_every_row_without_a_message_to_subscribers(reader: Reader, block: Block) -> None:
     reader.create("orders", "orders.>")

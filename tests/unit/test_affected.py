@@ -21,16 +21,16 @@ def test_every_place_of_the_table_exists() -> None:
 def test_every_module_of_the_product_is_in_the_table() -> None:
     modules = [path for top in ("broker", "connector") for path in (ROOT / top).rglob("*.py")]
     assert len(modules) > 300
-    assert [path for path in modules if not affected.chosen([str(path.relative_to(ROOT))])] == []
+    assert affected.chosen(str(path.relative_to(ROOT)) for path in modules)[1] == []
 
 
 def test_changed_tests_come_first_and_the_most_telling_of_each_subject_next() -> None:
     changed = ["broker/natslog/cluster/replica.py", "tests/unit/test_pages.py", "connector/jvm/src/natslog/Body.java"]
-    found = affected.chosen(changed)
-    assert found[:3] == ["unit/test_pages.py", "sim/", "columnar/"]
+    found, unknown = affected.chosen([*changed, "LICENSE", "tests/chaos/damage.py"])
+    assert found[:4] == ["chaos/", "unit/test_pages.py", "sim/", "columnar/"]
     assert "faults/test_kill.py" in found
     assert len(found) == len(set(found))
-    assert affected.chosen(["README.md"]) == []
+    assert unknown == ["LICENSE"]
 
 
 def test_files_are_in_the_order_in_which_they_are_wanted_once_each() -> None:
@@ -39,6 +39,14 @@ def test_files_are_in_the_order_in_which_they_are_wanted_once_each() -> None:
         "tests/faults/test_a.py",
         "tests/sim/test_b.py",
     ]
+
+
+def test_every_place_of_the_table_has_long_tests() -> None:
+    for place in {one for _, tests in affected.TABLE for one in tests}:
+        path = ROOT / "tests" / place
+        files = [path] if path.is_file() else list(path.rglob("*.py"))
+        is_long = place.startswith("columnar/")  # by its conftest
+        assert is_long or any("mark.long" in file.read_text() for file in files), place
 
 
 def test_unknown_commit_is_an_error() -> None:

@@ -324,8 +324,7 @@ def read(tested: Log, kept: set[int], start: int, length: int | None, max_bytes:
         tested.check(start, end, max_bytes, view)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("examples", [150, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_a_plan_has_what_a_model_has(examples: int) -> None:
     @settings(derandomize=True, deadline=None, max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(OPERATIONS, BOUNDS)
