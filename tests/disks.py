@@ -16,7 +16,7 @@ from pathlib import Path
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
-_UNMOUNT_WITHIN_S = 10.0
+_UNMOUNT_WITHIN_S = 30.0
 _BLKIO = Path("/sys/fs/cgroup/blkio")
 
 

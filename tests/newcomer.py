@@ -22,7 +22,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEPT = ("HOME", "LANG", "JAVA_HOME")
 _END = "end-of-the-output-with-exit-code"
 _READY_WITHIN_S = 120.0  # at its first start a broker compiles its kernels
-_STOP_WITHIN_S = 20.0
+_STOP_WITHIN_S = 30.0
 
 
 def fresh_checkout(folder: Path) -> Path:

@@ -19,7 +19,7 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "natslog.json"
 SCRAPED_EVERY_S = 1.0
-_START_WITHIN_S = 20.0
+_START_WITHIN_S = 30.0
 _CONFIG = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s, scrape_timeout: 1s}}
 rule_files: [{rules}]

@@ -17,7 +17,7 @@ from tests.harness import stream_folder
 STREAM_KINDS = ("active", "sealed", "leader-epochs", "hw-checkpoint", "companion", "newest")
 BROKER_KINDS = ("hard-state", "raft-log", "raft-snapshot", "broker", "life")
 _DECIDES_WITHIN_S = 40.0
-_SEALED_WITHIN_S = 20.0
+_SEALED_WITHIN_S = 30.0
 _REPAIRED_WITHIN_S = 90.0  # scrubbing looks for what is due twice a minute
 
 

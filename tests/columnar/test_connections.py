@@ -346,7 +346,7 @@ def test_task_that_waits_for_a_broker_can_be_cancelled(spark: SparkSession, rela
     thread.join(_FOR_EVER_S)
     assert "cancelled" in errors[0]
     tracker = spark.sparkContext.statusTracker()
-    eventually(lambda: not tracker.getActiveStageIds(), 20, "the task has ended")
+    eventually(lambda: not tracker.getActiveStageIds(), 30, "the task has ended")
     assert time.monotonic() - started_s < _FOR_EVER_S / 2
     relay.respond = sent(with_length())
     assert len(frame.collect()) == ROWS, "the next task is not interrupted"

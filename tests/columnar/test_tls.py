@@ -165,5 +165,5 @@ def test_task_that_waits_can_be_cancelled(spark: SparkSession, relay: Relay, cer
     spark.sparkContext.cancelJobGroup("waits for TLS")
     thread.join(60)
     assert "cancelled" in errors[0]
-    eventually(lambda: not spark.sparkContext.statusTracker().getActiveStageIds(), 20, "the task has ended")
+    eventually(lambda: not spark.sparkContext.statusTracker().getActiveStageIds(), 30, "the task has ended")
     assert time.monotonic() - started_s < 30

@@ -115,13 +115,13 @@ class Watched:
             self.wait(alert, **labels)
 
     def wait(self, alert: str, **labels: str) -> None:
-        found = eventually(lambda: self.found(alert, **labels), 25, f"{alert} fires: {labels}", every_s=0.2)
+        found = eventually(lambda: self.found(alert, **labels), 30, f"{alert} fires: {labels}", every_s=0.2)
         shown = found["annotations"]["summary"] + found["annotations"]["description"]
         assert "<no value>" not in shown, shown
         assert "{{" not in shown, shown
 
     def wait_until_over(self, alert: str, **labels: str) -> None:
-        eventually(lambda: self.found(alert, **labels) is None, 25, f"{alert} ends", every_s=0.2)
+        eventually(lambda: self.found(alert, **labels) is None, 30, f"{alert} ends", every_s=0.2)
 
     def other_than(self, *brokers: ClusterBroker | None) -> ClusterBroker:
         return next(one for one in self.cluster.brokers if one not in brokers)
@@ -240,7 +240,7 @@ def disk_that_hangs(watched: Watched) -> None:
         steps.enter_context(hanging(broker))
         eventually(
             lambda: any(watched.found(alert, instance=instance(broker), code=code) for alert, code in of_broker),
-            25,
+            30,
             "an alert of the broker fires",
             every_s=0.2,
         )

@@ -49,7 +49,7 @@ def fill(url: str, count: int = 40) -> None:
 def wait_until_sealed(client: NatslogClient, broker: BrokerProcess) -> None:
     """What retention may drop is there."""
     streams = broker.folder / "streams"
-    eventually(lambda: len(list(streams.glob("[!_]*/*.arrow"))) >= 3, 20, "segments are sealed")
+    eventually(lambda: len(list(streams.glob("[!_]*/*.arrow"))) >= 3, 30, "segments are sealed")
     assert client.stream("orders")["log_start_offset"] == 0
 
 
@@ -174,7 +174,7 @@ def test_a_leader_and_a_follower_whose_clock_is_ahead_remove_nothing_early(clust
         fill(cluster.nats_url)
         ahead = cluster.broker(3)
         streams = stream_folder(ahead.folder, str(client.stream("orders")["id"]))
-        eventually(lambda: len(list(streams.glob("*.arrow"))) >= 3, 20, "segments are sealed")
+        eventually(lambda: len(list(streams.glob("*.arrow"))) >= 3, 30, "segments are sealed")
         cluster.set_clock(3, HOUR_S)
         time.sleep(1.5)
         stays(lambda: (streams / f"{0:020d}.arrow").exists(), True, 10 * ROUND_S)

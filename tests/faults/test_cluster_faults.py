@@ -109,7 +109,7 @@ class Load:
         self.cluster.wait_replicated(self.stream)
 
     def leader(self) -> ClusterBroker:
-        return eventually(lambda: self.cluster.leader_of(self.stream), 20, "a leader")
+        return eventually(lambda: self.cluster.leader_of(self.stream), 30, "a leader")
 
     def follower(self) -> ClusterBroker:
         leader = self.leader()
@@ -149,7 +149,7 @@ def test_stream_leader_and_metadata_leader_killed_loses_nothing(cluster: Cluster
     with under_load(cluster) as load:
         leader, other = load.leader(), load.follower()
         cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": other.number})
-        eventually(lambda: cluster.metadata_leader() is other, 10, "the metadata leadership moves")
+        eventually(lambda: cluster.metadata_leader() is other, 30, "the metadata leadership moves")
         with load.fault("both leaders killed", keeps_majority=False) as event:
             leader.kill()
             other.kill()
@@ -179,7 +179,7 @@ def test_leader_paused_until_it_is_a_zombie_changes_nothing_when_it_wakes(cluste
         leader = load.leader()
         with load.fault("leader paused"):
             leader.pause()
-            eventually(lambda: load.leader() is not leader, 15, "another leads")
+            eventually(lambda: load.leader() is not leader, 30, "another leads")
             load.wait_until_resumed()
             leader.resume()
         assert load.broken_promises() == []
@@ -236,7 +236,7 @@ def test_removal_that_would_leave_no_majority_is_refused_and_changes_nothing(clu
         mistaken = next(one for one in cluster.brokers if one not in (lost, load.leader()))
         with load.fault("one lost, another one named"):
             lost.kill()  # a moment ago: its session is alive yet
-            leader = eventually(cluster.metadata_leader, 20, "a metadata leader")
+            leader = eventually(cluster.metadata_leader, 30, "a metadata leader")
             answer = leader.ask("DELETE", f"/v1/cluster/brokers/{mistaken.number}?force=true", timeout_s=10)
             assert answer is not None
             assert (answer.status, answer.json()["error"]["down"]) == (400, [lost.number])
@@ -347,7 +347,7 @@ def test_leader_cut_off_from_the_others_loses_nothing(hosts: Cluster) -> None:
         with load.fault("leader cut off"):
             network.separate(leader.number, others)
             load.wait_until_resumed()
-            eventually(lambda: load.leader() is not leader, 15, "another leads")
+            eventually(lambda: load.leader() is not leader, 30, "another leads")
             network.heal()
         assert load.broken_promises() == []
 
@@ -359,7 +359,7 @@ def test_leader_cut_off_from_nats_hands_over_until_it_hears_nats_again(hosts: Cl
     with under_load(hosts) as load:
         leader, other = load.leader(), load.follower()
         hosts.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": other.number})
-        eventually(lambda: hosts.metadata_leader() is other, 10, "the metadata leadership moves")
+        eventually(lambda: hosts.metadata_leader() is other, 30, "the metadata leadership moves")
         with load.fault("leader cut off from NATS"):
             network.cut(NATS, leader.number)
             network.cut(leader.number, NATS)
@@ -377,7 +377,7 @@ def test_leader_of_streams_and_metadata_whose_disk_hangs_is_succeeded(tmp_path: 
     with running_cluster(tmp_path, disks=True, settings=SETTINGS) as cluster, under_load(cluster) as load:
         leader = load.leader()
         cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": leader.number})
-        eventually(lambda: cluster.metadata_leader() is leader, 10, "the metadata leadership moves")
+        eventually(lambda: cluster.metadata_leader() is leader, 30, "the metadata leadership moves")
         assert leader.disk is not None, "it has one"
         with load.fault("disk hangs"):
             leader.disk.freeze()

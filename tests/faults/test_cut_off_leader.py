@@ -31,7 +31,7 @@ from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
 from tests.harness import eventually
 
 STREAM, STALE, TRUE = "orders", 640, 1200
-SUCCEEDED_WITHIN_S = 20.0
+SUCCEEDED_WITHIN_S = 30.0
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
@@ -49,10 +49,10 @@ def fill(cluster: Cluster) -> ClusterBroker:
         publish(cluster, 0, STALE)
         client.set_cursor("loader", STREAM, 100)
     cluster.wait_replicated(STREAM)
-    leader = eventually(lambda: cluster.leader_of(STREAM), 20)
+    leader = eventually(lambda: cluster.leader_of(STREAM), 30)
     other = next(broker for broker in cluster.brokers if broker is not leader)
     cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": other.number})
-    eventually(lambda: cluster.metadata_leader() is other, 10, "the metadata leadership moves")
+    eventually(lambda: cluster.metadata_leader() is other, 30, "the metadata leadership moves")
     return leader
 
 

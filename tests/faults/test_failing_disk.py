@@ -24,7 +24,7 @@ from tests.cluster_harness import ClusterBroker, running_cluster
 from tests.harness import eventually, publish_acked, stream_folder
 
 STREAM = "orders"
-TAKEN_OVER_WITHIN_S = 20.0
+TAKEN_OVER_WITHIN_S = 30.0
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -84,7 +84,7 @@ def test_a_reader_and_a_writer_of_a_leader_whose_disk_fails_are_told_to_ask_agai
         with cluster.client() as client:
             client.create_stream(STREAM, STREAM, replicas=3)
         publish_acked(cluster.nats_url, STREAM, [b"%d" % at for at in range(100)])
-        leader = eventually(lambda: cluster.leader_of(STREAM), 20)
+        leader = eventually(lambda: cluster.leader_of(STREAM), 30)
         assert leader is not None, "there is one"
         until, refusals = Event(), []
         with NatslogClient(leader.url, ClientOptions(retries=0, timeout_s=4)) as bound:

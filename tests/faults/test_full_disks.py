@@ -174,7 +174,7 @@ def after(cluster: Cluster, client: NatslogClient, written: Written, pids: list[
         cluster.wait_replicated(name)
     for broker in cluster.brokers:
         assert broker.exit_code is None, broker.output()[-2000:]
-        eventually(lambda broker=broker: shows_all(written, broker), 20, "removals reach every replica")
+        eventually(lambda broker=broker: shows_all(written, broker), 30, "removals reach every replica")
     for broker in cluster.brokers:
         broker.terminate()
         assert check_files(broker.folder, broker.number, set()) == []

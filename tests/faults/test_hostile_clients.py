@@ -81,7 +81,7 @@ def test_more_idle_connections_than_files_leave_room_for_the_others(tmp_path: Pa
         assert all_values(broker.client(), "orders") == [b"a"]
         assert psutil.Process(broker.pid).num_fds() < 0.9 * FILES
         idle.close()
-        eventually(lambda: psutil.Process(broker.pid).num_fds() < 100, 20, "their files are closed")
+        eventually(lambda: psutil.Process(broker.pid).num_fds() < 100, 30, "their files are closed")
         assert "Traceback" not in broker.output()
         assert broker.terminate() < 5
 

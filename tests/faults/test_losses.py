@@ -65,7 +65,7 @@ def filled(folder: Path) -> Iterator[Cluster]:
                 client.move_stream(name, replicas)
         for name, (replicas, _, _) in STREAMS.items():
             eventually(lambda name=name, replicas=replicas: is_on(cluster, name, replicas), 60, f"{name} is moved")
-            eventually(lambda name=name: takes(cluster, name, b"before"), 20, f"{name} takes messages")
+            eventually(lambda name=name: takes(cluster, name, b"before"), 30, f"{name} takes messages")
         cluster.wait_in_sync()
         yield cluster
 
@@ -105,7 +105,7 @@ def refused_for_too_few_replicas(cluster: Cluster, name: str, left: int, min_isr
         return found is not None and found["leader"] not in (None, *LOST) and len(found["isr"]) == left
 
     eventually(is_short, GOES_ON_WITHIN_S, f"{name} has a leader and {left} in-sync replicas")
-    answer = eventually(lambda: published(cluster, name, b"refused"), 10, f"{name} answers")
+    answer = eventually(lambda: published(cluster, name, b"refused"), 30, f"{name} answers")
     assert answer is not None
     assert f"{left} replicas in sync but requires {min_isr}" in answer["error"]["description"]
     leader = cluster.leader_of(name)
@@ -125,7 +125,7 @@ def append(client: NatslogClient, name: str) -> None:
 def third_is_lost(cluster: Cluster) -> None:
     """Neither data nor metadata are written without a majority; what is committed is served."""
     name, left = "of5min2", cluster.broker(1)
-    eventually(lambda: (left.high_watermark(name) or 0) >= 2, 20, "it is known to be committed")
+    eventually(lambda: (left.high_watermark(name) or 0) >= 2, 30, "it is known to be committed")
     cluster.broker(3).kill()
 
     def refusal(method: str, path: str, body: Any = None) -> tuple[int, str, bool] | None:

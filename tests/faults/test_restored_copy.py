@@ -34,7 +34,7 @@ def set_up(cluster: Cluster, min_isr: int) -> ClusterBroker:
         client.create_stream(STREAM, STREAM, replicas=3, min_isr=min_isr)
     publish(cluster, FIRST)
     cluster.wait_replicated(STREAM)
-    return eventually(lambda: cluster.leader_of(STREAM), 20, "a leader")
+    return eventually(lambda: cluster.leader_of(STREAM), 30, "a leader")
 
 
 def follower(cluster: Cluster, leader: ClusterBroker) -> ClusterBroker:

@@ -70,13 +70,13 @@ def test_messages_are_refused_at_the_limit_and_accepted_when_streams_take_less(t
 
         client.delete_stream("a")
         assert "error" in publish_acked(nats.url, "b", [MESSAGE])[0], "the files of a deleted stream are still there"
-        eventually(lambda: "error" not in publish_acked(nats.url, "b", [MESSAGE])[0], 20, "writes resume")
+        eventually(lambda: "error" not in publish_acked(nats.url, "b", [MESSAGE])[0], 30, "writes resume")
         wait_for_events(client, "disk_low", "disk_low", "disk_writable")
         assert found(client, "broker.disk_writable", broker=1)["after"]["free_bytes"] > 0
         stored, _ = publish_until_refused(nats.url, "b")
         assert used_bytes(broker) <= LIMIT
         client.edit_stream("b", max_bytes=LIMIT // 4)
-        eventually(lambda: "error" not in publish_acked(nats.url, "b", [MESSAGE])[0], 20, "retention continues")
+        eventually(lambda: "error" not in publish_acked(nats.url, "b", [MESSAGE])[0], 30, "retention continues")
 
 
 def test_limit_that_is_too_small_is_refused() -> None:

@@ -71,7 +71,7 @@ def test_broker_that_was_down_follows_a_leader_that_was_added_meanwhile(tmp_path
             with cluster.broker(1).client() as client:
                 eventually(lambda: role_of(client, 4) == "voter", 40, "broker 4 votes")
                 client.transfer_metadata(4)
-                eventually(lambda: client.cluster()["metadata_leader"] == 4, 20, "broker 4 leads the metadata")
+                eventually(lambda: client.cluster()["metadata_leader"] == 4, 30, "broker 4 leads the metadata")
             before = len(third.output())
             third.spawn()
             eventually(lambda: third.ready(), 30, "broker 3 has joined under the new leader")

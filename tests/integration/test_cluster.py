@@ -107,7 +107,7 @@ def test_change_sent_twice_is_applied_once(cluster: Cluster, filled: str) -> Non
 @pytest.mark.long
 def test_drain_that_is_sent_again_does_not_undo_what_was_asked_for_later(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own", brokers=2) as cluster:
-        leader = eventually(cluster.metadata_leader, 20)
+        leader = eventually(cluster.metadata_leader, 30)
         assert leader is not None
 
         def drain(is_draining: bool, request_id: str) -> int:
@@ -128,7 +128,7 @@ def test_drain_that_is_sent_again_does_not_undo_what_was_asked_for_later(tmp_pat
 @pytest.mark.long
 def test_removal_that_is_sent_again_has_the_outcome_of_the_first(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "own", brokers=3) as cluster:
-        leader = eventually(cluster.metadata_leader, 20)
+        leader = eventually(cluster.metadata_leader, 30)
         assert leader is not None
         other = next(broker for broker in cluster.brokers if broker is not leader)
         url, headers = f"{leader.url}/v1/cluster/brokers/{other.number}", {"Natslog-Request-Id": "remove-it-once"}
@@ -151,7 +151,7 @@ def test_broker_that_was_pointed_to_and_does_not_lead_says_who_does(cluster: Clu
     answer = follower._pool.request("GET", url, headers=asked, redirect=False)
     error = json.loads(answer.data)["error"]
     assert (answer.status, error["code"], error["url"]) == (421, "not_leader", leader.url)
-    metadata = eventually(cluster.metadata_leader, 20)
+    metadata = eventually(cluster.metadata_leader, 30)
     other = next(broker for broker in cluster.brokers if broker is not metadata)
     answer = other._pool.request(
         "POST", f"{other.url}/v1/cluster/transfer", body=b'{"to": 1}', headers=asked, redirect=False
@@ -209,7 +209,7 @@ def test_number_of_replicas_is_edited_while_messages_come(cluster: Cluster, name
     assert (shown["replicas"], len(shown["target_replica_ids"])) == (1, 3)
     sent += [b"%d" % at for at in range(50, 100)]
     publish_acked(cluster.nats.url, name, sent[50:])
-    eventually(lambda: client.stream(name)["replicas"] == 3, 20, what="three replicas are in sync")
+    eventually(lambda: client.stream(name)["replicas"] == 3, 30, what="three replicas are in sync")
     grown = client.stream(name)
     assert (grown["min_isr"], sorted(grown["isr"])) == (2, [1, 2, 3])
     assert "target_replica_ids" not in grown
@@ -219,7 +219,7 @@ def test_number_of_replicas_is_edited_while_messages_come(cluster: Cluster, name
     publish_acked(cluster.nats.url, name, sent[100:])
     told = natslog("stream", "edit", name, "--replicas", "1", url=cluster.brokers[1].url).stdout
     assert "being moved to brokers" in told or "changed: replicas" in told
-    eventually(lambda: client.stream(name)["replicas"] == 1, 20, what="one replica is left")
+    eventually(lambda: client.stream(name)["replicas"] == 1, 30, what="one replica is left")
     assert client.stream(name)["min_isr"] == 1
     publish_acked(cluster.nats.url, name, [b"150"])
     assert all_values(client, name) == [*sent, b"150"]
@@ -230,7 +230,7 @@ def test_min_isr_that_is_edited_during_a_resize_is_that_of_the_new_replicas(clus
     client.create_stream(name, name)
     client.edit_stream(name, replicas=3, min_isr=2)
     client.edit_stream(name, min_isr=1)
-    eventually(lambda: client.stream(name)["replicas"] == 3, 20, what="three replicas are in sync")
+    eventually(lambda: client.stream(name)["replicas"] == 3, 30, what="three replicas are in sync")
     assert client.stream(name)["min_isr"] == 1
 
 
@@ -290,7 +290,7 @@ def test_purge_is_asked_of_any_broker_and_reaches_every_replica(cluster: Cluster
         folders = [stream_folder(broker.folder, stream["id"]) for broker in cluster.brokers]
         return not any(path.stat().st_size for folder in folders for path in folder.glob(f"{0:020d}.*"))
 
-    eventually(are_removed, 20, what="every replica has removed its files")
+    eventually(are_removed, 30, what="every replica has removed its files")
     natslog("cluster", "transfer", str(follower.number), "--stream", filled, url=cluster.brokers[0].url)
     assert publish_acked(cluster.nats.url, filled, [b"on"])[0]["offset"] == 101
     assert all_values(cluster.client(), filled) == [b"next", b"on"]
@@ -361,7 +361,7 @@ def test_broker_is_added_takes_replicas_and_is_removed(cluster: Cluster, filled:
         eventually(lambda: cluster.client().stream(filled)["leader"] == 4, 40, "the preferred leader leads")
         assert all_values(client_of(fourth), filled) == [b"%d" % at for at in range(100)]
         natslog("cluster", "transfer", "4", url=url)
-        eventually(lambda: cluster.client().cluster()["metadata_leader"] == 4, 20, "it leads the metadata, too")
+        eventually(lambda: cluster.client().cluster()["metadata_leader"] == 4, 30, "it leads the metadata, too")
         natslog("cluster", "remove", "4", url=fourth.url)
         body = cluster.client().stream(filled)
         assert sorted(body["replica_ids"]) == [1, 2, 3]

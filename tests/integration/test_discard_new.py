@@ -113,7 +113,7 @@ def test_expired_messages_make_room(client: NatslogClient, nats_url: str, name: 
     client.create_stream(name, name, discard="new", max_messages=1, allow_ttl=True)
     assert "seq" in publish_acked(nats_url, name, [b"x"], {"Nats-TTL": "1s"})[0]
     assert publish_acked(nats_url, name, [b"x"])[0]["error"]["err_code"] == 10077
-    eventually(lambda: "seq" in publish_acked(nats_url, name, [b"x"])[0], within_s=10)
+    eventually(lambda: "seq" in publish_acked(nats_url, name, [b"x"])[0], within_s=30)
 
 
 def test_bytes_are_limited(client: NatslogClient, nats_url: str, name: str) -> None:

@@ -41,7 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         broker.start()
         if request.param != "unsealed":
             natslog("stream", "roll", "s", "--server", broker.url)
-            eventually(lambda: list(broker.folder.glob("streams/[!_]*/*.arrow")), 20, "the segment is sealed")
+            eventually(lambda: list(broker.folder.glob("streams/[!_]*/*.arrow")), 30, "the segment is sealed")
         yield broker
 
 

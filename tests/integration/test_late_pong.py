@@ -14,7 +14,7 @@ from natslog.nats_server import NatsServer
 from natslog.wire.link import NatsLink
 from tests.harness import eventually
 
-_NOTICED_WITHIN_S = 20.0
+_NOTICED_WITHIN_S = 30.0
 
 
 def _is_stopped(pid: int) -> bool:

@@ -41,7 +41,7 @@ def found(broker: BrokerProcess, code: str, **fields: Any) -> dict[str, Any]:
         wanted = {"code": code} | fields
         return next((line for line in lines_of(broker) if line.items() >= wanted.items()), None)
 
-    line = eventually(look, 10, f"{code} {fields}")
+    line = eventually(look, 30, f"{code} {fields}")
     assert line is not None
     return line
 

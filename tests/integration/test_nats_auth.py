@@ -147,10 +147,10 @@ def test_rotated_files_are_used_at_the_next_connection(tmp_path: Path, method: C
             url = f"nats://127.0.0.1:{port}"
             with Publisher(url, credentials=NatsCredentials(**login.right)) as publisher:
                 publisher.publish(rows("orders", 10), "stored")
-        eventually(lambda: not broker.ready(), 20, "the connection is lost")
+        eventually(lambda: not broker.ready(), 30, "the connection is lost")
         _other(login, rotated)
         with server_with(tmp_path / "next", rotated.configuration, port):
-            eventually(broker.ready, 20, "the broker has connected with the rotated file")
+            eventually(broker.ready, 30, "the broker has connected with the rotated file")
             with Publisher(url, credentials=NatsCredentials(**rotated.right)) as publisher:
                 publisher.publish(rows("orders", 10), "stored")
             assert len(all_values(client, "orders")) == 20
@@ -167,10 +167,10 @@ def test_server_that_reloads_other_users_while_the_broker_is_connected(tmp_path:
             (tmp_path / "nats.conf").write_text(rotated.configuration)
             os.kill(server.pid, signal.SIGHUP)
             said = f"correct the user 'natslog' or the password in {login.right['password_file']}"
-            eventually(lambda: said in broker.output(), 20, said)
+            eventually(lambda: said in broker.output(), 30, said)
             assert not broker.ready()
             _other(login, rotated)
-            eventually(broker.ready, 20, "the broker has connected with the rotated file")
+            eventually(broker.ready, 30, "the broker has connected with the rotated file")
 
 
 def test_file_that_is_missing_during_a_rotation_is_named_and_used_when_it_is_back(

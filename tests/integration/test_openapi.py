@@ -40,7 +40,7 @@ from natslog.http.answer_parts import ARROW_STREAM, NDJSON
 from natslog.http.openapi import document
 from tests.harness import BrokerProcess, publish_acked
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 WAIT_MS = 50
 URL = "http://127.0.0.1:9"
 ROWS = 20

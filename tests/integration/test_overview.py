@@ -191,7 +191,7 @@ def test_a_dead_broker_is_found_and_forgotten_again(cluster: Cluster) -> None:
     def codes() -> set[str]:
         return {one["code"] for one in next(events(alive, 1))["findings"]}
 
-    eventually(lambda: "broker_down" in codes(), 15, "it is shown within seconds")
+    eventually(lambda: "broker_down" in codes(), 30, "it is shown within seconds")
 
     def behind() -> list[dict[str, Any]]:
         found = alive.json("/v1/overview")["findings"]

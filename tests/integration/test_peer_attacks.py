@@ -134,4 +134,4 @@ def test_secret_is_rotated_while_the_cluster_goes_on(cluster: Cluster, tmp_path:
     stranger.settings["cluster_secret_file"] = write_secret(tmp_path / "old-secret", old)
     stranger.terminate()
     stranger.spawn()
-    eventually(lambda: "another cluster secret" in stranger.output(), 20, "the old secret is good for nothing")
+    eventually(lambda: "another cluster secret" in stranger.output(), 30, "the old secret is good for nothing")

@@ -299,7 +299,7 @@ def test_connection_reset_while_the_server_takes_nothing_is_said_and_the_next_ro
             looks.append(transport.unsent_bytes)
             return looks[-1] > 0 and looks[-10:] == looks[-1:] * 10
 
-        eventually(takes_nothing, 10, "the server takes nothing more")
+        eventually(takes_nothing, 30, "the server takes nothing more")
         os.kill(server.pid, signal.SIGKILL)
         server.stop()
         server = NatsServer(port, tmp_path / "nats.log").start()

@@ -272,7 +272,7 @@ def test_dead_broker_neither_fails_nor_delays_a_note_and_is_told_once(
         time.sleep(1)
         assert len([one for one in caplog.records if "the query continues" in one.getMessage()]) == 1
         broker.start()
-        eventually(lambda: broker.client().cursors(), 10, "it is written when a broker is back")
+        eventually(lambda: broker.client().cursors(), 30, "it is written when a broker is back")
         assert broker.client().cursor("report", "orders")["offset"] == 49
         mirror.close()
 

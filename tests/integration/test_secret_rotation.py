@@ -33,7 +33,7 @@ class Files:
             write_secret(self._paths[broker.number], "\n".join(lines) + "\n")
             eventually(
                 lambda broker=broker, before=before: len(_LOADED.findall(broker.output())) > before,
-                15,
+                30,
                 f"broker {broker.number} uses the changed secrets",
             )
 
@@ -88,11 +88,11 @@ def test_secret_is_rotated_without_a_restart_while_messages_are_acked(tmp_path: 
         cluster.wait_in_sync()
         before, pids = _lost_links(cluster), [broker.pid for broker in cluster.brokers]
         with published_all_the_time(cluster.nats.url, sent):
-            eventually(lambda: len(sent) > 100, 20, "messages are acked")
+            eventually(lambda: len(sent) > 100, 30, "messages are acked")
             for lines in ((old, new), (new, old), (new,)):
                 files.write(*lines)
                 count = len(sent)
-                eventually(lambda count=count: len(sent) > count + 200, 20, f"messages are acked, {len(lines)} secrets")
+                eventually(lambda count=count: len(sent) > count + 200, 30, f"messages are acked, {len(lines)} secrets")
         assert _lost_links(cluster) == before, "no link was lost"
         assert [broker.pid for broker in cluster.brokers] == pids
         assert all_values(cluster.client(), "orders") == sent
@@ -106,7 +106,7 @@ def test_secret_is_rotated_without_a_restart_while_messages_are_acked(tmp_path: 
         again.settings["cluster_secret_file"] = tmp_path / "old"
         again.terminate()
         again.spawn()
-        eventually(lambda: "another cluster secret" in again.output(), 20, "the old secret is refused")
+        eventually(lambda: "another cluster secret" in again.output(), 30, "the old secret is refused")
         assert not again.ready()
     finally:
         cluster.close()
@@ -133,7 +133,7 @@ def test_changed_file_that_cannot_be_used_changes_nothing_and_is_logged_once(
             path.write_text(text)
             path.chmod(mode)
         for broker in cluster.brokers:
-            eventually(lambda broker=broker: said in broker.output(), 15, said)
+            eventually(lambda broker=broker: said in broker.output(), 30, said)
         again = cluster.brokers[1]
         assert cluster.in_sync()
         path.unlink(missing_ok=True)

@@ -80,20 +80,20 @@ def test_progress_tells_what_each_batch_leaves_unread_and_the_cursor_follows(
     logged = (tmp_path / "checkpoint" / "offsets" / "3").read_text().splitlines()[-1]
     assert json.loads(logged) == {stream: {"id": stream_id, "offset": 100}}
     # the last position is written although Spark ends the source's process without a word
-    eventually(lambda: client.cursor("report", stream)["offset"] == 100, 5, "the last position is written")
+    eventually(lambda: client.cursor("report", stream)["offset"] == 100, 30, "the last position is written")
     publish_acked(nats_url, stream, [b"more"] * 20)
     again = start(spark, broker.url, stream, tmp_path, cursor="report")
     again.awaitTermination()
     assert [one["rows_behind"] for one in latest_of(again, stream)] == [0]
-    eventually(lambda: client.cursor("report", stream)["offset"] == 120, 5)
+    eventually(lambda: client.cursor("report", stream)["offset"] == 120, 30)
     assert client.cursor("report", stream)["rewound"] is None
 
     # the listener has received everything
-    eventually(lambda: any(record.stream == stream for record in caplog.records), 10, "it is logged")
+    eventually(lambda: any(record.stream == stream for record in caplog.records), 30, "it is logged")
     record = next(record for record in caplog.records if record.stream == stream)
     assert (record.query, record.rows_behind) == (f"query of {stream}", 70)
     assert f"rows_behind=70 bytes_behind={sizes[0]} seconds_behind={ages[0]}" in record.getMessage()
-    eventually(lambda: not listener.queries(), 10, "a query that ended is gone")
+    eventually(lambda: not listener.queries(), 30, "a query that ended is gone")
     assert scrape(port) == {}
     with pytest.raises(
         ConfigError, match=f"lag metrics on 127.0.0.1, port {port}: another program uses it: choose another"
@@ -128,8 +128,8 @@ def test_metrics_follow_a_running_query_and_end_with_it(
     finally:
         query.stop()
     done = json.loads(query.lastProgress.sources[0].endOffset)[stream]["offset"]
-    eventually(lambda: client.cursor("metered", stream)["offset"] >= done - 1, 10, "the last position is written")
-    eventually(lambda: scrape(port) == {}, 10, "its series end with it")
+    eventually(lambda: client.cursor("metered", stream)["offset"] >= done - 1, 30, "the last position is written")
+    eventually(lambda: scrape(port) == {}, 30, "its series end with it")
 
 
 @pytest.mark.long

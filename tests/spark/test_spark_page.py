@@ -172,7 +172,7 @@ def test_lag_listener_logs_the_line_and_serves_the_gauges_of_the_page(
         assert query.lastProgress is not None
         assert fields_of(query.lastProgress.sources[0].latestOffset) == fields_of(progress)
         query.stop()
-        eventually(lambda: not scraped(port), 20, "the series end with the query")
+        eventually(lambda: not scraped(port), 30, "the series end with the query")
     finally:
         reader.spark.streams.removeListener(listener)
         listener.close()

@@ -48,7 +48,7 @@ def _share(side: Side, messages: int) -> Figures:
     fill(side, messages, retention="workqueue")
     found = load(side, "queue", messages=messages, batch=100, members=_MEMBERS)
     api = Api(side.server.port)
-    eventually(lambda: _is_empty(api), 20, "acked messages of a work queue are deleted")
+    eventually(lambda: _is_empty(api), 30, "acked messages of a work queue are deleted")
     return found
 
 

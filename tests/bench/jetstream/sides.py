@@ -40,7 +40,7 @@ def jetstream_server() -> Iterator[Side]:
         arguments = ("--jetstream", "--store_dir", str(folder / "store"))
         server = NatsServer(0, folder / "nats.log", arguments=arguments).start()
         try:
-            eventually(Api(server.port).is_served, 20, "JetStream answers")
+            eventually(Api(server.port).is_served, 30, "JetStream answers")
             yield Side(server, (server.pid,))
         finally:
             server.stop()
@@ -57,7 +57,7 @@ def natslog_beside(**settings: Any) -> Iterator[Side]:
         try:
             broker.start()
             if is_api_on:
-                eventually(Api(server.port).is_served, 20, "natslog serves the JetStream API")
+                eventually(Api(server.port).is_served, 30, "natslog serves the JetStream API")
             yield Side(server, (server.pid, broker.pid), broker.url)
         finally:
             broker.kill()

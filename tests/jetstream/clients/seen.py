@@ -13,7 +13,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError
 from nats.js.errors import Error as JetStreamError
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 NOT_WITHIN_S = 0.3  # how long a message that must not arrive is waited for
 _DIFFERS = ("created", "ts", "last_active", "cluster", "num_waiting")
 

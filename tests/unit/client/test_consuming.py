@@ -200,7 +200,7 @@ def test_checkpoint_by_time_also_while_there_are_no_messages() -> None:
     next(consumer)
     waiting = threading.Thread(target=ranges, args=(consumer,))
     waiting.start()
-    eventually(lambda: client.stored == 10, 2.0, "stored during the long poll")
+    eventually(lambda: client.stored == 10, 30, "stored during the long poll")
     assert waiting.is_alive()
     consumer.close()
     waiting.join(5)
@@ -362,7 +362,7 @@ def test_close_ends_a_wait_in_another_thread() -> None:
     seen: list[tuple[int, int]] = []
     waiting = threading.Thread(target=lambda: seen.extend(ranges(consumer)))
     waiting.start()
-    eventually(lambda: len(client.asked) == 2, 5.0, "the long poll")
+    eventually(lambda: len(client.asked) == 2, 30, "the long poll")
     consumer.close()
     waiting.join(2.0)
     assert not waiting.is_alive()

@@ -77,10 +77,10 @@ def test_it_is_logged_while_the_event_loop_itself_waits_for_the_disk(
     async def watch(pulse: DiskPulse) -> None:
         await asyncio.sleep(0.1)
         thawed.clear()
-        eventually(lambda: "does not complete writes" in caplog.text, 20, "the line")  # keeps the loop busy
+        eventually(lambda: "does not complete writes" in caplog.text, 30, "the line")  # keeps the loop busy
         assert pulse.hangs
         thawed.set()
-        eventually(lambda: "completes writes again" in caplog.text, 20, "the line")
+        eventually(lambda: "completes writes again" in caplog.text, 30, "the line")
         assert not pulse.hangs
 
     beating(tmp_path / "pulse", watch)

@@ -78,7 +78,7 @@ class _Overtaken(Pacer):
             self.stream.log = None
             self.closing = threading.Thread(target=log.close)
             self.closing.start()
-            eventually(lambda: log._is_closed, 5, "it is being closed")
+            eventually(lambda: log._is_closed, 30, "it is being closed")
 
 
 def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tests.unit.node.replicas.replica_stage import ReplicaStage, append
 
 NAME, STREAM = "orders", StreamId("ab" * 16)
 _TICK_S = 0.02
-_WITHIN_S = 20.0
+_WITHIN_S = 30.0
 Delivered = tuple[int, str, bytes]
 
 
