@@ -206,6 +206,9 @@ def run_until(pytest: Sequence[str | Path], within_s: float, environment: Mappin
         return process.wait(within_s), False
     except subprocess.TimeoutExpired:
         return _stop(process), True
+    except BaseException:
+        _stop(process)
+        raise
 
 
 def _within_s() -> float:
