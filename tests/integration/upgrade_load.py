@@ -38,7 +38,7 @@ QUERY = Path(__file__).with_name("upgrade_query.py")
 _EVERY_S = 0.03
 _EACH = 5
 """Messages that are published at once without acks; the last of them asks for one."""
-_PROGRESS_WITHIN_S = 120.0
+_PROGRESS_WITHIN_S = 300.0
 _ENDS_WITHIN_S = 90.0
 _FETCHED = 200
 
