@@ -54,17 +54,19 @@ format: $(STAMP) ## write files as `check` wants them
 prepare: java $(STAMP) ## compile the kernels for the tests, which otherwise do that first
 	@$(BIN)/python -m tests.phases prepare
 
-test: java jar console ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery" for some)
-	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases test)
+NEEDED = $(if $(REPORT),$(STAMP),java jar console)
 
-test-all: java jar console ## the long tests, which `make test` leaves out; PHASES="faults columnar" for some; REPORT=1: results
-	@$(BIN)/python -m tests.phases $(if $(REPORT),report test-all,test-all $(PHASES))
+test: $(NEEDED) ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery": plain pytest)
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases $(if $(REPORT),report) test $(PHASES))
 
-test-extended: java jar console ## tests for before a release, in neither of both: other Sparks, new environments, repetitions
-	@$(BIN)/python -m tests.phases $(if $(REPORT),report test-extended,test-extended $(PHASES))
+test-all: $(NEEDED) ## the long tests, which `make test` leaves out; PHASES="faults columnar" for some; REPORT=1: results
+	@$(BIN)/python -m tests.phases $(if $(REPORT),report) test-all $(PHASES)
 
-affected: java jar console ## the long tests whose subject has changed: SINCE=commit; 15 minutes at most
-	@$(BIN)/python -m tests.affected $(SINCE)
+test-extended: $(NEEDED) ## before a release, in neither of both: other Sparks, new environments, repetitions
+	@$(BIN)/python -m tests.phases $(if $(REPORT),report) test-extended $(PHASES)
+
+affected: $(NEEDED) ## the long tests whose subject has changed: SINCE=commit; 15 minutes at most
+	@$(BIN)/python -m $(if $(REPORT),tests.phases report affected,tests.affected $(SINCE))
 
 size: $(STAMP) ## lines of product code by package and language
 	@$(BIN)/python -m tests.size

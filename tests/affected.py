@@ -10,20 +10,30 @@ test-all`, which runs all long tests: this is no replacement.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from tests.phases import RESULTS, ROOT, SELECTIONS, cases_of, note_problem, prepare, present_commit
+from tests.phases import (
+    RESULTS,
+    ROOT,
+    SELECTIONS,
+    cases_of,
+    interrupt_on_sigterm,
+    note_problem,
+    prepare,
+    present_commit,
+    remove_problem,
+    start_pytest,
+    stop,
+)
 
 WITHIN_S = 15 * 60.0
 _AT_ONCE = 2
 _LOOK_EVERY_S = 0.2
-_NOTHING_RAN, _PASSED = 5, 0
+_NOTHING_RAN, _HAVE_FAILURES, _PASSED = 5, 1, 0
 _SELECTION = f"{SELECTIONS['test-all']} and not alone"
-_STOP_WITHIN_S = 60.0
 
 _FAULTS = ("faults/test_cluster_faults.py", "faults/test_kill.py", "faults/test_power_loss.py")
 _CLUSTERS = ("integration/test_cluster.py", "integration/test_upgrade.py", "integration/test_rebalance.py")
@@ -105,13 +115,14 @@ def changed_since(commit: str) -> list[str]:
     """Files that differ from it now, also uncommitted, new and deleted ones. Raises SystemExit: there is no such
     commit.
     """
-    found: list[str] = []
-    for asked in (["diff", "--name-only", commit], ["ls-files", "--others", "--exclude-standard"]):
-        done = subprocess.run(["git", *asked], cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"make affected SINCE=commit: {done.stderr.strip()}")
-        found += done.stdout.splitlines()
-    return found
+    if _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").returncode:
+        raise SystemExit(f"SINCE={commit} is not a commit; for example: make affected SINCE=HEAD~5")
+    changed, new = _git("diff", "--name-only", commit, "--"), _git("ls-files", "--others", "--exclude-standard")
+    return changed.stdout.splitlines() + new.stdout.splitlines()
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def long_tests_of(wanted: Sequence[str]) -> list[str]:
@@ -119,10 +130,11 @@ def long_tests_of(wanted: Sequence[str]) -> list[str]:
     paths = [f"tests/{one}" for one in wanted if (ROOT / "tests" / one).exists()]
     if not paths:
         return []
-    pytest = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", _SELECTION, *paths]
+    pytest = [sys.executable, "-m", "pytest", "--collect-only", "-m", _SELECTION, *paths]
     done = subprocess.run(pytest, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in (_PASSED, _NOTHING_RAN):
         raise SystemExit(f"the tests cannot be collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    assert done.returncode == _NOTHING_RAN or "::" in done.stdout, "pytest prints the tests that it collects"
     return in_order(wanted, done.stdout.splitlines())
 
 
@@ -137,7 +149,7 @@ class Runs:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self) -> None:
-        """Also after ^C, all that runs is stopped, and all that did not end is left out."""
+        """After ^C, too, all that runs is stopped, and all that did not end is left out."""
         try:
             while (self._waiting or self._running) and time.monotonic() < self._until_s:
                 while self._waiting and len(self._running) < _AT_ONCE:
@@ -146,34 +158,30 @@ class Runs:
                 time.sleep(_LOOK_EVERY_S)
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
-        for file, process in self._running.items():
-            process.send_signal(signal.SIGINT)
-            self.left_out.append(file)
-        self.left_out += self._waiting
-        for file, process in self._running.items():
-            try:
-                process.wait(_STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if any(case.outcome == "failed" for case in cases_of(RESULTS, _name_of(file))):
-                self.failed.append(file)
-            note_problem(_name_of(file), "it was stopped")
+        self.left_out = [*self._running, *self._waiting]
+        for process in self._running.values():
+            stop(process)
 
     def _start(self, file: str) -> None:
         name = _name_of(file)
         (RESULTS / f"{name}.commit").write_text(present_commit())
-        pytest = [sys.executable, "-m", "pytest", "-q", "--hypothesis-profile=ci", "-m", _SELECTION, file]
-        self._running[file] = subprocess.Popen(
-            [*pytest, f"--junitxml={RESULTS / name}.xml"], cwd=ROOT, env=self._environment, start_new_session=True
-        )
+        note_problem(name, "it did not end")
+        # One process beside that of pytest, in which tests may handle the signal that stops it.
+        pytest = [sys.executable, "-m", "pytest", "-q", "-n1", "--hypothesis-profile=ci", "-m", _SELECTION, file]
+        self._running[file] = start_pytest([*pytest, f"--junitxml={RESULTS / name}.xml"], self._environment)
 
     def _note_ended(self) -> None:
         for file, process in list(self._running.items()):
-            if (code := process.poll()) is not None:
-                del self._running[file]
-                if code not in (_PASSED, _NOTHING_RAN):
-                    self.failed.append(file)
+            if (code := process.poll()) is None:
+                continue
+            del self._running[file]
+            if code in (_PASSED, _HAVE_FAILURES, _NOTHING_RAN):
+                remove_problem(_name_of(file))
+            cases = cases_of(RESULTS, _name_of(file))
+            failed = sum(case.outcome == "failed" for case in cases)
+            print(f"\n{file}: {len(cases)} tests, {failed} failed, exit code {code}", flush=True)
+            if code not in (_PASSED, _NOTHING_RAN):
+                self.failed.append(file)
 
 
 def _name_of(file: str) -> str:
@@ -181,22 +189,26 @@ def _name_of(file: str) -> str:
 
 
 def main(commit: str) -> int:
+    interrupt_on_sigterm()
     until_s = time.monotonic() + WITHIN_S
     wanted, unknown = chosen(changed_since(commit))
+    if unknown:
+        print(f"changed files without an entry in the table: {' '.join(unknown)}")
     files = long_tests_of(wanted)
-    print(f"no tests are stated for: {' '.join(unknown) or 'none'}")
     print(f"{len(files)} files with long tests, most telling first: {' '.join(files) or 'none'}", flush=True)
+    if not files:
+        return 0
     environment = prepare()
     for former in RESULTS.glob("affected.*"):
         former.unlink()
     runs = Runs(files, environment, until_s)
     runs.run()
-    for title, found in (("failed", runs.failed), (f"left out after {WITHIN_S / 60:.0f} minutes", runs.left_out)):
+    for title, found in (("failed", runs.failed), ("left out, because the time was over", runs.left_out)):
         print(f"\n== {title}: {len(found) or 'none'}", *found, sep="\n")
     return int(bool(runs.failed))
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not sys.argv[1]:
-        raise SystemExit("which tests are affected is computed from a commit: make affected SINCE=commit")
+        raise SystemExit("SINCE is missing; for example: make affected SINCE=HEAD~5")
     sys.exit(main(sys.argv[1]))

@@ -4,7 +4,7 @@
     python -m tests.phases test       every phase without the tests marked `long`
     python -m tests.phases test-all [PHASE …]   with the tests marked `long` only: nothing runs twice
     python -m tests.phases test-extended   those marked `extended`, which are in neither
-    python -m tests.phases report COMMAND  its slowest tests, each skipped test with its reason, and the sum
+    python -m tests.phases report COMMAND [PHASE …]  its slowest tests, each skipped test with its reason, and the sum
 
 Each phase is one pytest run. Its results are kept in `.test-results/` until the same phase of the command runs again:
 JUnit XML, and beside it the commit that they belong to. A phase that takes longer than `PHASE_WITHIN_S`, or that still
@@ -106,14 +106,23 @@ PHASES = (
 
 
 def main(arguments: list[str]) -> int:
+    interrupt_on_sigterm()
+    try:
+        return _run_command(arguments)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _run_command(arguments: list[str]) -> int:
     match arguments:
         case [("test" | "test-all" | "test-extended") as command, *names]:
             return run_all(command, names)
         case ["prepare"]:
             prepare()
             return 0
-        case ["report", ("test" | "test-all" | "test-extended" | "affected") as command]:
-            return report(command)
+        case ["report", ("test" | "test-all" | "test-extended" | "affected") as command, *names]:
+            return report(command, names)
         case _:
             print(__doc__, file=sys.stderr)
             return 2
@@ -183,6 +192,7 @@ def _run(command: str, phase: Phase, name: str, options: Sequence[str], environm
     pytest.append(f"--junitxml={results}")
     problem, within_s, commit = "", _within_s(), present_commit()
     note_problem(name, "it did not end")
+    (RESULTS / f"{name}.commit").write_text(commit)
     code, is_stopped = run_until(pytest, within_s, environment)
     if is_stopped:
         problem = f"it was stopped after {within_s:.0f} s"
@@ -192,7 +202,7 @@ def _run(command: str, phase: Phase, name: str, options: Sequence[str], environm
         note_problem(name, "no test ran")
         code = _STOPPED
     else:
-        (RESULTS / f"{name}{_PROBLEM}").unlink()
+        remove_problem(name)
     after = present_commit()
     (RESULTS / f"{name}.commit").write_text(commit if after == commit else f"{commit}, at its end {after}")
     print(f"== {name}: {time.monotonic() - started_s:.0f} s", flush=True)
@@ -201,14 +211,21 @@ def _run(command: str, phase: Phase, name: str, options: Sequence[str], environm
 
 def run_until(pytest: Sequence[str | Path], within_s: float, environment: Mapping[str, str] | None) -> tuple[int, bool]:
     """Its exit code, and whether it was stopped because its time was over."""
-    process = subprocess.Popen(pytest, cwd=ROOT, env=environment, preexec_fn=_take_interrupts)
+    process = start_pytest(pytest, environment)
     try:
         return process.wait(within_s), False
     except subprocess.TimeoutExpired:
-        return _stop(process), True
+        return stop(process), True
     except BaseException:
-        _stop(process)
+        stop(process)
         raise
+
+
+def start_pytest(pytest: Sequence[str | Path], environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that ^C reaches it only by `stop`, and once."""
+    return subprocess.Popen(
+        pytest, cwd=ROOT, env=environment, preexec_fn=_take_interrupts, start_new_session=True, stdin=subprocess.DEVNULL
+    )
 
 
 def _within_s() -> float:
@@ -221,15 +238,28 @@ def _take_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> int:
-    """As Ctrl-C does, so that fixtures end their processes; killed where that is not enough."""
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """As ^C does, so that fixtures end their processes; killed where that is not enough, or after a second ^C."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(_STOP_WITHIN_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        _kill(process)
+    except BaseException:
+        _kill(process)
+        raise
     return _STOPPED
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def interrupt_on_sigterm() -> None:
+    """SIGTERM and SIGHUP end this process as ^C does, with what it has started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def note_problem(name: str, problem: str) -> None:
@@ -237,6 +267,10 @@ def note_problem(name: str, problem: str) -> None:
     case = ElementTree.SubElement(suite, "testcase", classname="tests.phases", name=name, time="0")
     ElementTree.SubElement(case, "failure", message=problem)
     ElementTree.ElementTree(suite).write(RESULTS / f"{name}{_PROBLEM}")
+
+
+def remove_problem(name: str) -> None:
+    (RESULTS / f"{name}{_PROBLEM}").unlink()
 
 
 # ---- the report ----
@@ -255,16 +289,20 @@ class Case:
     reason: str = ""
 
 
-def report(command: str, results: Path = RESULTS) -> int:
+def report(command: str, phases: Sequence[str] = (), results: Path = RESULTS) -> int:
     """Prints what `.ci/run` ends with, and what a closing note states; 1 where a test failed or none ran."""
-    names = [f"{command}.{phase.name}" for phase in PHASES if command in phase.commands]
-    names = names or sorted(path.stem for path in results.glob(f"{command}.*.commit"))
+    known = [one for one in PHASES if command in one.commands and (not phases or one.name in phases)]
+    names = [f"{command}.{phase.name}" for phase in known] or sorted(
+        path.stem for path in results.glob(f"{command}.*.commit")
+    )
     cases = [case for name in names for case in cases_of(results, name)]
     print(f"\n== {command}: each part with its commit")
     for name in names:
         ran = results / f"{name}.commit"
         text = f"{len(cases_of(results, name))} tests, commit {ran.read_text()}" if ran.exists() else "did not run"
-        print(f"{name}: {text}")
+        print(f"{name}: {text}{', did not end' if (results / f'{name}{_PROBLEM}').exists() else ''}")
+    missing = [name for name in names if not (results / f"{name}.commit").exists()]
+    commits = {(results / f"{name}.commit").read_text() for name in names if name not in missing}
     print(f"\n== the {SLOWEST} slowest tests of {len(cases)}, with their fixtures")
     for case in sorted(cases, key=lambda one: one.took_s, reverse=True)[:SLOWEST]:
         print(f"{case.took_s:8.1f} s  {case.name}")
@@ -276,9 +314,12 @@ def report(command: str, results: Path = RESULTS) -> int:
         for case in chosen:
             print(f"{case.name}: {case.reason}")
     failed, skipped = (sum(case.outcome == outcome for case in cases) for outcome in ("failed", "skipped"))
-    print(f"\n== {len(cases)} tests in all")
+    whole = f"{len(names)} parts, all of commit {commits.pop()}" if len(commits) == 1 else f"of {len(commits)} commits"
+    print(
+        f"\n== {len(cases)} tests in all; {f'{len(missing)} of {len(names)} parts did not run' if missing else whole}"
+    )
     print(f"{len(cases) - failed - skipped} passed, {failed} failed, {skipped} skipped")
-    return int(failed > 0 or not all((results / f"{name}.commit").exists() for name in names) or not cases)
+    return int(failed > 0 or bool(missing) or not cases)
 
 
 def behaviour(cases: Sequence[Case]) -> str:
@@ -302,7 +343,8 @@ def cases_of(results: Path, name: str) -> list[Case]:
 
 
 def _cases_in(path: Path) -> list[Case]:
-    return [_case(one) for one in ElementTree.parse(path).iter("testcase")] if path.exists() else []
+    found = ElementTree.parse(path).iter("testcase") if path.exists() else ()
+    return [_case(one) for one in found if one.get("name")]  # an interrupted pytest writes one without a name
 
 
 def _case(one: ElementTree.Element) -> Case:

@@ -32,14 +32,17 @@ def quick_sparks(folder: Path) -> dict[str, str]:
     archive = folder / "spark.jsa"
     home = {"SPARK_HOME": str(_home_without_zip(folder / "spark-home"))}
     if not archive.exists():
-        command = [sys.executable, "-m", "tests.spark_start", str(archive)]
+        made = archive.with_suffix(f".{os.getpid()}")  # incomplete, if this is interrupted
+        command = [sys.executable, "-m", "tests.spark_start", str(made)]
         try:
             why = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=_WITHIN_S, env=os.environ | home
             ).stderr
         except subprocess.TimeoutExpired as error:
             why = str(error)
-        if not archive.exists():
+        if made.exists():
+            made.rename(archive)
+        else:
             print(f"no archive of Spark's classes, so that Spark starts slower: {why[-500:]}", file=sys.stderr)
     options = f"{QUICK_JVM} -XX:SharedArchiveFile={archive} -Xlog:disable"
     return home | {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import affected
+from tests import affected, phases
 from tests.phases import ROOT
 
 
@@ -50,8 +50,8 @@ def test_every_place_of_the_table_has_long_tests() -> None:
 
 
 def test_unknown_commit_is_an_error() -> None:
-    with pytest.raises(SystemExit, match="make affected SINCE=commit: .*no-such-commit"):
-        affected.changed_since("no-such-commit")
+    with pytest.raises(SystemExit, match="SINCE=docs is not a commit"):
+        affected.changed_since("docs")
 
 
 def test_what_does_not_begin_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +62,21 @@ def test_what_does_not_begin_in_time_is_left_out(tmp_path: Path, monkeypatch: py
     assert runs.failed == []
 
 
+def test_long_tests_of_a_folder_are_found_by_pytest() -> None:
+    assert "tests/unit/log/test_scrub.py" in affected.long_tests_of(
+        ["unit/log/test_scrub.py", "unit/log/test_cutting.py"]
+    )
+    assert affected.long_tests_of(["nowhere/"]) == []
+
+
 @pytest.mark.long
 def test_failed_and_stopped_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affected, "RESULTS", tmp_path)
+    monkeypatch.setattr(phases, "RESULTS", tmp_path)
     head = "import threading, pytest\npytestmark = pytest.mark.long\n"
     bad, slow = tmp_path / "test_bad.py", tmp_path / "test_slow.py"
     bad.write_text(head + "def test_bad():\n    assert False\n")
     slow.write_text(head + "def test_slow():\n    threading.Event().wait(100)\n")
-    runs = affected.Runs([str(bad), str(slow)], os.environ, time.monotonic() + 15)
+    runs = affected.Runs([str(bad), str(slow)], os.environ, time.monotonic() + 30)
     runs.run()
     assert (runs.failed, runs.left_out) == ([str(bad)], [str(slow)])

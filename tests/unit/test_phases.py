@@ -47,9 +47,9 @@ def test_report_counts_every_outcome_and_ends_with_the_sum(
     pure: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test.pure.xml").write_text(RESULTS)
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == ["== 4 tests in all", "1 passed, 2 failed, 1 skipped"]
+    assert said[-2:] == ["== 4 tests in all; 1 parts, all of commit abc", "1 passed, 2 failed, 1 skipped"]
     slowest = said.index("== the 25 slowest tests of 4, with their fixtures")
     assert said[slowest + 1 : slowest + 3] == [
         "     2.2 s  tests.unit.test_a::test_bad",
@@ -68,22 +68,22 @@ def test_report_states_the_commit_of_each_part_and_fails_where_one_did_not_run_o
         (tmp_path / f"{name}.xml").write_text(good)
         (tmp_path / f"{name}.commit").write_text("abc with uncommitted changes")
     (tmp_path / "test.of-long-ago.xml").write_text(RESULTS)
-    assert phases.report("test", tmp_path) == 0
+    assert phases.report("test", results=tmp_path) == 0
     assert f"{names[0]}: 1 tests, commit abc with uncommitted changes" in capsys.readouterr().out
     (tmp_path / f"{names[0]}.commit").unlink()
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert f"{names[0]}: did not run" in capsys.readouterr().out
     (tmp_path / f"{names[0]}.commit").write_text("abc")
     (tmp_path / f"{names[0]}.problem.xml").write_text(
         '<testsuite><testcase classname="tests.phases" name="x" time="0"><failure message="it did not end" />'
         "</testcase></testsuite>"
     )
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(names)} passed, 1 failed, 0 skipped"
 
 
 def test_report_of_nothing_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
 
 
@@ -94,7 +94,7 @@ def test_phase_that_ends_without_results_counts_as_a_failed_test(
     broken = phases.Phase("broken", "a folder that is not there", ("nowhere",))
     monkeypatch.setattr(phases, "PHASES", (broken,))
     assert phases.run_phase("test", broken) != 0
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert "tests.phases::test.broken: pytest ended with exit code 4" in capsys.readouterr().out
 
 
@@ -116,7 +116,7 @@ def test_phase_that_begins_after_the_end_of_the_time_did_not_run(
     phase = phase_of("def test_good(): pass\n", tmp_path, monkeypatch)
     monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() - 1.0))
     assert phases.run_phase("test", phase) != 0
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert "it was not started, because the time was over" in capsys.readouterr().out
 
 
@@ -125,7 +125,7 @@ def test_phase_of_make_test_without_tests_failed(
 ) -> None:
     phase = phase_of("import pytest\n@pytest.mark.long\ndef test_good(): pass\n", tmp_path, monkeypatch)
     assert phases.run_phase("test", phase) != 0
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert "no test ran" in capsys.readouterr().out
 
 
@@ -146,7 +146,7 @@ def test_bad(): assert 1 == 2
         monkeypatch,
     )
     assert phases.run_phase("test", phase) == 1
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     said = capsys.readouterr().out.splitlines()
     at = said.index("== failed, and passed when repeated: 1")
     assert said[at + 1].startswith("tests.own.test_own::test_busy: AssertionError: ")
@@ -160,7 +160,7 @@ def test_nothing_is_repeated_where_much_fails(
 ) -> None:
     code = "import pytest\n@pytest.mark.parametrize('at', range(6))\ndef test_bad(at): assert False\n"
     assert phases.run_phase("test", phase_of(code, tmp_path, monkeypatch)) == 1
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     said = capsys.readouterr().out
     assert "once more" not in said
     assert said.endswith("0 passed, 6 failed, 0 skipped\n")
@@ -173,7 +173,7 @@ def test_phase_that_takes_too_long_is_stopped_and_counts_as_a_failed_test(
     slow = phase_of("import threading\ndef test_slow():\n    threading.Event().wait(60)\n", tmp_path, monkeypatch)
     monkeypatch.setenv("NATSLOG_TESTS_UNTIL", str(time.time() + 10.0))
     phases.run_phase("test", slow)
-    assert phases.report("test", tmp_path) == 1
+    assert phases.report("test", results=tmp_path) == 1
     assert re.search(r"it was stopped after \d+ s", capsys.readouterr().out)
 
 

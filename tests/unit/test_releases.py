@@ -90,7 +90,7 @@ def test_workflow_runs_all_tests() -> None:
     assert all(step.startswith(as_root) for some in steps.values() for step in some), "else tests are skipped"
     commands = {name: [step.removeprefix(as_root) for step in some] for name, some in steps.items()}
     assert commands["test"] == [".ci/run"]
-    assert commands["long"] == [".ci/install", 'make test-all PHASES="${{ matrix.phase }}"']
+    assert commands["long"][:2] == [".ci/install", 'make test-all PHASES="${{ matrix.phase }}"']
     assert commands["extended"][:2] == [".ci/install", "make test-extended"]
     phases = jobs["long"]["strategy"]["matrix"]["phase"]
     assert sorted(phases) == sorted(one.name for one in PHASES if "test-all" in one.commands)
