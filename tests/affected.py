@@ -139,7 +139,7 @@ def long_tests_of(wanted: Sequence[str]) -> list[str]:
 
 
 class Runs:
-    """Runs files, some at once, until the time is over. Attributes: `failed`, `left_out`: files."""
+    """Runs files, some at once, until the time is over. Attributes: `failed`, and `left_out` (not finished): files."""
 
     def __init__(self, files: Sequence[str], environment: Mapping[str, str], until_s: float) -> None:
         self.failed: list[str] = []
@@ -203,7 +203,7 @@ def main(commit: str) -> int:
         former.unlink()
     runs = Runs(files, environment, until_s)
     runs.run()
-    for title, found in (("failed", runs.failed), ("left out, because the time was over", runs.left_out)):
+    for title, found in (("failed", runs.failed), ("not finished", runs.left_out)):
         print(f"\n== {title}: {len(found) or 'none'}", *found, sep="\n")
     return int(bool(runs.failed))
 
