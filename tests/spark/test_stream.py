@@ -95,7 +95,6 @@ def test_restart_from_the_checkpoint_goes_on_where_it_was(
     assert offsets(spark, folder) == list(range(65))
 
 
-@pytest.mark.long
 def test_crash_in_batch_zero_repeats_it_exactly(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, stream: str, folder: Path
 ) -> None:
