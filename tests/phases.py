@@ -101,7 +101,7 @@ PHASES = (
         ("-n5", "--dist=loadfile", "--no-loadscope-reorder"),
         commands=("test",),
     ),
-    Phase("rates", "those that compare rates, one after the other", ("faults",), (), "alone", _LONG_ONES),
+    Phase("rates", "those that compare rates, one after the other", ("faults", "integration"), (), "alone", _LONG_ONES),
 )
 
 

@@ -77,6 +77,7 @@ def files_without_a_name(broker: BrokerProcess) -> int:
     return sum(os.readlink(link).endswith("(deleted)") for link in folder.iterdir())
 
 
+@pytest.mark.alone  # clients that receive nothing for some seconds are disconnected
 @pytest.mark.long
 def test_rewritten_answers_for_many_slow_clients_need_little_memory(own: Path) -> None:
     with running_with_orders(own) as (broker, client):
