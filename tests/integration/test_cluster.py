@@ -316,6 +316,35 @@ def test_metadata_leadership_is_handed_over(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
+def test_stopping_broker_gets_no_leadership_back(cluster: Cluster) -> None:
+    """The metadata leader, another broker, would transfer every stream back to its preferred leader."""
+    client = cluster.client()
+    for at in range(6):
+        client.create_stream(f"stopped-{at}", f"stopped.{at}", replicas=3, min_isr=2)
+    stopped = cluster.broker(client.stream("stopped-0")["leader"])
+    others = [broker for broker in cluster.brokers if broker is not stopped]
+    client.transfer_metadata(others[0].number)
+    led = [one["name"] for one in client.streams() if one["leader"] == stopped.number and one["name"][:8] == "stopped-"]
+    epochs = {name: client.stream(name)["leader_epoch"] for name in led}
+    stopped.terminate()
+    try:
+        remaining = client_of(others[1])
+        for name in led:
+            body = remaining.stream(name)
+            assert body["leader"] != stopped.number
+            assert body["leader_epoch"] == epochs[name] + 1, "leadership moved once"
+        (row,) = [one for one in remaining.cluster()["brokers"] if one["id"] == stopped.number]
+        assert row["stopping"]
+        assert "stopped" in natslog("cluster", "status", url=others[1].url).stdout
+    finally:
+        stopped.start()
+    cluster.wait_in_sync()
+    (row,) = [one for one in client.cluster()["brokers"] if one["id"] == stopped.number]
+    assert not row["stopping"]
+    eventually(lambda: client.stream(led[0])["leader"] == stopped.number, 30, "its next life is the preferred leader")
+
+
+@pytest.mark.long
 def test_status_is_a_table_and_json(cluster: Cluster, filled: str) -> None:
     text = natslog("cluster", "status", url=cluster.brokers[2].url).stdout
     assert "metadata leader" in text

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from natslog.cluster.encoding import decode_state
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.errors import UpgradeBlocked, natslog_version
 from natslog.log.verify import check_file, files_of
 from natslog.nats_server import NatsServer
@@ -109,7 +110,7 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     server, broker = single
     broker.start()
     check_all_is_there(broker, [])
-    assert level_of(broker) == (1, 2, True, [])
+    assert level_of(broker) == (1, LATEST_LEVEL, True, [])
     use_it(broker, server.url, "upgraded")
     check_all_is_there(broker, ["upgraded"])
     broker.terminate()
@@ -122,11 +123,11 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
 
     use_release(broker, None).start()
     check_all_is_there(broker, ["upgraded", "downgraded"])
-    assert level_of(broker) == (1, 2, True, [])
+    assert level_of(broker) == (1, LATEST_LEVEL, True, [])
     status = natslog("cluster", "status", url=broker.url).stdout
     assert (
-        "feature level 1, supported by all brokers: 2; to complete the upgrade, run natslog cluster finalize-upgrade"
-        in status
+        f"feature level 1, supported by all brokers: {LATEST_LEVEL}; to complete the upgrade, run natslog cluster "
+        "finalize-upgrade" in status
     )
     refused = natslog("cluster", "finalize-upgrade", url=broker.url, check=False, stdin=subprocess.DEVNULL)
     assert refused.returncode != 0
@@ -143,11 +144,11 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
     load = ("import", export, "--as", "made-by-import")
     assert "requires feature level 2" in natslog(*load, url=broker.url, check=False).stderr
     done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
-    assert json.loads(done.stdout) == {"feature_level": 2, "raised": True}
+    assert json.loads(done.stdout) == {"feature_level": LATEST_LEVEL, "raised": True}
     assert identity_version(broker.folder) == b"v3"
-    assert level_of(broker) == (2, 2, False, [])
+    assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
     again = natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
-    assert again.stdout.strip() == "the feature level is 2 already"
+    assert again.stdout.strip() == f"the feature level is {LATEST_LEVEL} already"
     natslog(*edit, url=broker.url)
     natslog(*load, url=broker.url)
     with broker.client() as client:
@@ -162,7 +163,7 @@ def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, Broker
 
     use_release(broker, None).start()
     check_all_is_there(broker, ["upgraded", "downgraded", "finalized"])
-    assert level_of(broker) == (2, 2, False, [])
+    assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
     broker.terminate()
     assert [problem for path in files_of(broker.folder) for problem in check_file(path).problems] == []
 
@@ -194,14 +195,15 @@ def test_a_new_cluster_begins_at_the_newest_level_and_old_code_refuses_it(tmp_pa
     broker = BrokerProcess(tmp_path / "data", server.url)
     try:
         broker.start()
-        assert level_of(broker) == (2, 2, False, [])
-        assert "feature level 2, supported by all brokers: 2\n" in natslog("cluster", "status", url=broker.url).stdout
+        assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
+        levels = f"feature level {LATEST_LEVEL}, supported by all brokers: {LATEST_LEVEL}\n"
+        assert levels in natslog("cluster", "status", url=broker.url).stdout
         with broker.client() as client:
             client.create_stream("orders", "orders")
             client.delete_stream("orders")
         broker.terminate()
         state = decode_state(RaftStore(broker.folder / "raft").snapshot.data)
-        assert state.feature_level == 2
+        assert state.feature_level == LATEST_LEVEL
         use_release(broker, V0_1_0).spawn()
         assert broker.wait(60) != 0
         assert "upgrade natslog" in broker.output()
@@ -242,9 +244,9 @@ def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tm
             assert client.cluster()["feature_level"] == 1
             code, said = on_terminal("cluster", "finalize-upgrade", url=with_old.broker(2).url, types="y\n")
             assert code == 0, said
-            assert "the feature level is 2" in said
+            assert f"the feature level is {LATEST_LEVEL}" in said
         for broker in with_old.brokers:
-            eventually(lambda broker=broker: broker.json("/v1/cluster")["feature_level"] == 2)
+            eventually(lambda broker=broker: broker.json("/v1/cluster")["feature_level"] == LATEST_LEVEL)
             assert identity_version(broker.folder) == b"v3"
         assert [cursors_of(broker) for broker in with_old.brokers] == [before["cursors"]] * 3
         with with_old.client() as client:

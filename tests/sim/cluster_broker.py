@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from natslog.cluster.calm import Calm
-from natslog.cluster.commands import Command, LeaveReplicas
+from natslog.cluster.commands import Command, LeaveReplicas, StopBroker
 from natslog.model import BrokerId, StreamId, StreamRecord, companion_id, stream_of_companion
 from tests.sim.cluster_messages import Answer, Fetch
 from tests.sim.cluster_process import NAME, STREAM, Disk, Life, Log, Process
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.sim.cluster_world import Cluster
 
 FETCH_EVERY_MS = 60.0
+ANNOUNCE_MS = 1500.0
 TRANSFER_MS = 1500.0
 LEAVE_MS = 700.0
 CLOSE_MS = 1500.0
@@ -33,7 +34,7 @@ class Roles(Life):
         self.contact_ms: dict[BrokerId, float] = {}
         self.calm = Calm()
         self.is_calm = False
-        self.is_stopping = False
+        self.is_stopping = self.is_asked_to_stop = False
         for log in disk.logs.values():
             log.keep(log.synced)
         self.every(FETCH_EVERY_MS, self.fetch)
@@ -120,9 +121,22 @@ class Roles(Life):
     # ---- a graceful end ----
 
     def leave(self) -> None:
-        """As a broker does on SIGTERM: transfers what it leads, leaves the rest, closes its logs, ends."""
+        """As a broker does on SIGTERM: announces it, transfers what it leads, leaves the rest, closes its logs, ends."""
+        self.is_asked_to_stop = True
+        self.command(StopBroker(broker=self.me, incarnation=self.incarnation))
+        self.transfer_when_announced(self.world.now_ms + ANNOUNCE_MS)
+
+    @property
+    def stopping(self) -> list[BrokerId]:
+        """Those that have announced it."""
+        return [one.id for one in self.state.brokers.values() if one.is_stopping]
+
+    def transfer_when_announced(self, until_ms: float) -> None:
+        if self.me not in self.stopping and self.world.now_ms < until_ms:
+            self.when_awake_after(LOOK_AGAIN_MS, lambda: self.transfer_when_announced(until_ms))
+            return
         for replica in list(self.replicas.values()):
-            if (to := replica.machine.successor) is not None:
+            if (to := replica.machine.successor(self.stopping)) is not None:
                 replica.hand_over(to)
         self.when_awake_after(TRANSFER_MS, self.leave_in_sync_replicas)
 

@@ -10,8 +10,9 @@
    damage), 2 and 4 hold all the same.
 6. Back in time: after healing, or while a majority lives, new messages are acked within 10 s (the world asks).
 7. Metadata: everywhere the same commands, each once, in one order, with the same outcome; a version is one record.
-   What is refused is not proposed for ever.
+   What is refused is not proposed for ever. A broker that has announced its stop becomes the leader of nothing.
    Timestamps never go back, and no clock that is wrong, while a majority is right, makes a stream's time outrun them.
+   While every broker is up and the network works, nobody leaves an ISR but a broker that stops (in healthy seeds).
 8. No reader is told that its position is beyond the end while it is not, and no position is stated that is older than
    a metadata session.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from natslog.cluster.commands import Command, Outcome, PauseStream, Proposal
+from natslog.cluster.commands import Command, Outcome, PauseStream, Proposal, StopBroker
 from natslog.cluster.lease import SESSION_S
 from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamId, StreamRecord, companion_id
@@ -213,8 +214,19 @@ class StreamChecker:
             raise Violation(f"version {record.version} is {record} on {process.me}, was {self.records[record.version]}")
         if is_first and record.version > self.record.version:
             old, self.record = self.record, record
+            self._require_sound(old, record)
             self._require_held(max(0, len(self.committed) - 1), f"v{record.version} begins")
             self.cluster.faults.record_changed(old, record)
+
+    def _require_sound(self, old: StreamRecord, record: StreamRecord) -> None:
+        """The leader is not one that stops; where nothing is wrong, the ISR is left by those only that stop."""
+        leader = self.checker.brokers.get(record.leader) if record.leader is not None else None
+        if leader is not None and record.leader != old.leader and leader.incarnation in self.checker.stopping_lives:
+            raise Violation(f"broker {leader.id} stops, and v{record.version} of {record.name} makes it the leader")
+        for number in set(old.isr) - set(record.isr) if self.cluster.is_healthy else ():
+            broker = self.cluster.brokers[number]
+            is_fine = broker.is_up and not broker.is_asked_to_stop
+            require(not is_fine, f"nothing is wrong, and v{record.version} puts {number} out of {old.isr}")
 
     # ---- after healing ----
 
@@ -330,6 +342,7 @@ class Checker:
         }
         self.companions = {one.id: CompanionChecker(cluster, one) for one in self.streams.values()}
         self._commands: dict[int, tuple[str, Outcome]] = {}
+        self.stopping_lives: set[str] = set()
         self._pauses: set[str] = set()
         self._paused: dict[str, bool] = {}
         self._proposed: dict[tuple[BrokerId, str, StreamId, int], int] = {}
@@ -358,6 +371,10 @@ class Checker:
 
     def _applied_first(self, process: Life, proposal: Proposal) -> None:
         """Of all brokers. Each command counts once, however often it was sent: pausing is what shows."""
+        if isinstance(stop := proposal.command, StopBroker):
+            known = process.state.brokers.get(stop.broker)
+            if known is not None and known.incarnation == stop.incarnation:  # otherwise it is of no registered life
+                self.stopping_lives.add(stop.incarnation)
         if isinstance(proposal.command, PauseStream) and proposal.id not in self._pauses:
             self._pauses.add(proposal.id)
             self._paused[proposal.command.name] = proposal.command.paused

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from natslog.cluster import controller, metadata, replica, roles, stream_changes
-from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal
+from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal, StopBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.replica import Replica
@@ -33,6 +33,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 _judge = roles.judge
 _answered = FollowerReplica.answered
 _register = Metadata._register
+_apply_to_broker = Metadata._apply_to_broker
 
 
 def replaced(target: Any, name: str, value: Any) -> Patch:
@@ -115,6 +116,13 @@ def join_at_high_watermark(self: LeaderReplica, broker: Any) -> bool:
 
 def join_at_once(self: LeaderReplica, broker: Any) -> bool:
     return all(track.end_of(broker) is not None for track in self.tracks)
+
+
+def lags_by_former_fetch(self: Track, broker: BrokerId, now_ms: float, contact_ms: float) -> bool:
+    copy = self.copies[broker]
+    has_everything = copy.end_offset is not None and copy.end_offset >= self.log_end_offset
+    caught_up_ms = max(copy.caught_up_ms, contact_ms) if has_everything else copy.caught_up_ms
+    return now_ms - caught_up_ms > self._timeouts.lag_ms
 
 
 def advance_below_min_isr(self: LeaderReplica) -> int:
@@ -218,7 +226,7 @@ _finish_move = Metadata._finish_move
 
 
 def unclean_election(monkeypatch: pytest.MonkeyPatch) -> None:
-    def successor(self: Controller, record: Any, loads: Any, now_ms: float) -> Any:
+    def successor(self: Controller, state: Any, record: Any, loads: Any, now_ms: float) -> Any:
         live = [broker for broker in record.replicas if broker in self._alive]
         if not live:
             return None
@@ -233,6 +241,10 @@ def unclean_election(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Controller, "_successor", successor)
     monkeypatch.setattr(Metadata, "_appoint", appoint)
+
+
+def forget_stops(self: Metadata, command: Any) -> bool:
+    return False if isinstance(command, StopBroker) else _apply_to_broker(self, command)
 
 
 def best_of_any(positions: Mapping[BrokerId, tuple[Epoch, int]], candidates: Iterable[BrokerId]) -> BrokerId | None:
@@ -391,6 +403,8 @@ IN_TIME: dict[str, Patch] = {
         RemovedOffsets, "count_anew", lambda self: None
     ),
     "removal: a restarted follower serves before its records are delivered": replaced(Replica, "_has_delivered", True),
+    "brokers that stop become leaders": replaced(Metadata, "_apply_to_broker", forget_stops),
+    "the first append after a silence makes followers lag": replaced(Track, "lags", lags_by_former_fetch),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }

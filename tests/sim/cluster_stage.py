@@ -93,7 +93,7 @@ class Stage:
         self.is_reckless = self.removes = False
         self.liar: BrokerId | None = None
         self.commands: list[Proposal] = []
-        self.controller = Controller(0.0)
+        self.controller = Controller(LONG_AGO_MS)
         self.proposals = self.published = 0
         self.in_flight: list[tuple[int, str, Any]] = []
         self.brokers = {number: Walker(self, number, self.disks[number]) for number in self.numbers}

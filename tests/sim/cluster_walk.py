@@ -148,7 +148,7 @@ class Walk(Stage):
             self.send(METADATA, METADATA, "commit", proposal)
 
     def restart_decider(self, walker: Walker) -> None:
-        self.controller = Controller(self.world.now_ms)
+        self.controller = Controller(LONG_AGO_MS)  # all have reported
 
     def move(self, walker: Walker) -> None:
         count = len(self.state.streams[NAME].target) or self.state.streams[NAME].settings.replicas

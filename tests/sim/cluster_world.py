@@ -53,6 +53,9 @@ OPERATE_EVERY_MS = 400.0
 FAULTS_UNTIL_MS = 16_000.0
 RESUME_WITHIN_MS = 10_000.0
 RESIZED_SHARE = 0.3
+HEALTHY_EVERY, FIRST_HEALTHY = 16, 3
+HEALTHY_INTERVAL_MS = 6_000.0
+SILENT_AFTER, SILENCE_MS = 40, 4_000.0
 REMOVING_SHARE = 0.35
 HANDOVER_MS = 2_000.0
 END_MS = FAULTS_UNTIL_MS + 12_000.0
@@ -62,9 +65,19 @@ SLOW_MS = {"step": 300.0, "proposed": 6000.0}
 
 
 class Cluster:
-    """Args: `resizes`: in some seeds the number of replicas and `min_isr` are edited."""
+    """Args: `resizes`: in some seeds the number of replicas and `min_isr` are edited. `is_healthy`: brokers are stopped
+    and started in order, leadership is transferred, publishers are silent now and then; nothing else happens.
+    """
 
-    def __init__(self, seed: int, *, faults_until_ms: float = FAULTS_UNTIL_MS, resizes: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        faults_until_ms: float = FAULTS_UNTIL_MS,
+        resizes: bool = True,
+        is_healthy: bool = False,
+    ) -> None:
+        self.is_healthy = is_healthy
         self.world = World(seed)
         chance = self.world.random
         self.world.late_ms = (50.0, chance.choice((1000.0, 6000.0)))
@@ -85,6 +98,10 @@ class Cluster:
         self.liar = chance.choice(self.numbers) if has_liar else None
         self.checker = Checker(self, state)
         self.faults = Faults(self, faults_until_ms)
+        if is_healthy:
+            self.is_reckless, self.resizes, self.liar = False, False, None
+            self.faults.kinds, self.faults.blow_share = ["stop", "transfer"], 0.0
+            self.faults.interval_ms = HEALTHY_INTERVAL_MS
         self.slow_disk: BrokerId | None = None
         self.loses_folder: set[BrokerId] = set()
         self.copies: dict[BrokerId, Disk] = {}
@@ -131,7 +148,10 @@ class Cluster:
         self.published += 1
         self.try_to_publish(self.published, TRIES)
         if self.world.now_ms < END_MS - 3000:
-            self.world.after(self.world.random.expovariate(len(self.stream_ids) / PUBLISH_EVERY_MS), self.publish)
+            pause_ms = self.world.random.expovariate(len(self.stream_ids) / PUBLISH_EVERY_MS)
+            if self.is_healthy and self.published % SILENT_AFTER == 0:
+                pause_ms += SILENCE_MS
+            self.world.after(pause_ms, self.publish)
 
     def try_to_publish(self, message: int, tries: int) -> None:
         """To all that lead, or believe so, on one connection: in order, and lost at times; again until it is acked."""
@@ -230,6 +250,8 @@ class Cluster:
     def next_operation(self) -> Command:
         chance = self.world.random
         kind, name = chance.random(), NAMES[chance.randrange(len(self.stream_ids))]
+        if self.is_healthy:
+            return PauseStream(name=name, paused=kind < 0.5)
         if len(self.numbers) > 3 and kind < 0.3:
             count = chance.choice((2, 3, 3, 4)) if self.resizes else 3
             return MoveReplicas(name=name, target=tuple(chance.sample(self.numbers, count)))
@@ -480,7 +502,7 @@ def result_of(seed: int, world: World, checker: Checker) -> Result:
 
 def run_seed(seed: int, trace: list[str] | None = None) -> Result:
     """One life of a cluster. Raises Violation, or an AssertionError of the core itself."""
-    cluster = Cluster(seed)
+    cluster = Cluster(seed, is_healthy=seed % HEALTHY_EVERY == FIRST_HEALTHY)
     cluster.world.trace = trace
     cluster.run()
     return result_of(seed, cluster.world, cluster.checker)

@@ -127,6 +127,8 @@ def _level_line(body: dict[str, Any]) -> str:
 
 def _broker_row(body: dict[str, Any]) -> list[Any]:
     state = "up" if body["alive"] else "DOWN"
+    state += ", stopping" if body.get("stopping") and body["alive"] else ""  # older brokers do not state it
+    state += ", stopped" if body.get("stopping") and not body["alive"] else ""
     state += ", draining" if body["draining"] else ""
     if abs(body["clock_apart_s"]) > 30:
         state += f", clock {body['clock_apart_s']:+.0f} s"

@@ -17,7 +17,8 @@ from natslog.model import BrokerId, Epoch, Fork, Offset, StreamId, StreamSetting
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it is to hold no replica.
     `nonce`: of this start; "" at feature level 1. `tags`: streams may require them of the brokers that hold their
-    replicas; none at feature level 1.
+    replicas; none at feature level 1. `is_stopping`: this life of it ends, so it becomes the leader of no stream; from
+    feature level 3 on.
     """
 
     id: BrokerId
@@ -29,6 +30,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     former_directories: tuple[str, ...] = ()
     nonce: str = ""
     tags: tuple[str, ...] = ()
+    is_stopping: bool = False
 
     @property
     def incarnation(self) -> str:
@@ -75,6 +77,13 @@ class ForgetBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     """It holds no replica any more and is not a member of the cluster."""
 
     broker: BrokerId
+
+
+class StopBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """This life of `broker` stops gracefully: from here on no leadership is transferred to it. Level 3."""
+
+    broker: BrokerId
+    incarnation: str
 
 
 class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -299,6 +308,7 @@ Command: TypeAlias = (
     RegisterBroker
     | DrainBroker
     | ForgetBroker
+    | StopBroker
     | CreateStream
     | EditStream
     | PauseStream
@@ -348,6 +358,7 @@ BackgroundCommand: TypeAlias = (
     | MoveReplicas
     | FinishMoves
     | ForgetBroker
+    | StopBroker
 )
 """Decisions of brokers. Applied late or twice they change nothing: each names the version, the life, the target or the
 former member that it was made for. So they are proposed without an id, and no outcome of them is kept.

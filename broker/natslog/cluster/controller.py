@@ -5,7 +5,8 @@ Theory of operation. A leader has failed when it has no session with the metadat
 life, or when a majority of those who hold everything committed report it as unresponsive (no session counts as a
 report). The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly
 (power lost everywhere), the longest log of enough of them. No other broker becomes leader: the stream waits. A leader
-without a working NATS connection accepts no messages: leadership is transferred to an in-sync replica that does.
+without a working NATS connection accepts no messages: leadership is transferred to an in-sync replica that does. A
+broker that stops transfers its leadership itself, and gets none.
 
 Invariant: every decision names the version of the record that it was made for, so that an outdated one changes nothing.
 """
@@ -101,7 +102,14 @@ class Controller:
     # ---- decisions ----
 
     def decide(self, state: Metadata, alive: Collection[BrokerId], now_ms: float, wall_us: int = 0) -> Decisions:
-        """Args: alive: registered brokers that have a session. `wall_us`: the time now, for tombstones."""
+        """While brokers are missing, a new metadata leader decides nothing until they have had the time to report.
+
+        Args:
+            alive: registered brokers that have a session.
+            wall_us: the time now, for tombstones.
+        """
+        if len(alive) < len(state.brokers) and not self.has_waited_for_brokers(now_ms):
+            return Decisions()
         if frozenset(alive) != self._alive:
             self._alive, self._changed_ms = frozenset(alive), now_ms
         appointments: list[Appointment] = []
@@ -114,7 +122,7 @@ class Controller:
                 loads[record.leader] = loads.get(record.leader, 0) + 1
         for record in state.streams.values():
             if not self._is_led(record, now_ms):
-                if (chosen := self._successor(record, loads, now_ms)) is not None:
+                if (chosen := self._successor(state, record, loads, now_ms)) is not None:
                     loads[chosen.leader] = loads.get(chosen.leader, 0) + 1
                     appointments.append(chosen)
             elif _is_move_done(record):
@@ -141,8 +149,10 @@ class Controller:
         missing |= {broker for broker in holding if broker not in self._alive}
         return 2 * len(missing & holding) <= len(holding)
 
-    def _successor(self, record: StreamRecord, loads: dict[BrokerId, int], now_ms: float) -> Appointment | None:
-        live = [broker for broker in record.candidates if broker in self._alive]
+    def _successor(
+        self, state: Metadata, record: StreamRecord, loads: dict[BrokerId, int], now_ms: float
+    ) -> Appointment | None:
+        live = [one for one in record.candidates if one in self._alive and not state.brokers[one].is_stopping]
         _, reports = self._unresponsive.get(record.id, (record.leader_epoch, {}))
         others = [broker for broker in live if broker != record.leader]
         live = others if record.leader in live and reports else live
@@ -191,7 +201,7 @@ class Controller:
             for broker in wanted
             if broker in record.isr and broker in self._alive and broker not in record.unproven
         ]
-        ready = [broker for broker in ready if not state.brokers[broker].is_draining]
+        ready = [one for one in ready if not state.brokers[one].is_draining and not state.brokers[one].is_stopping]
         reaching = [broker for broker in ready if self._reaches(broker, True, now_ms)]
         ready = reaching or ready
         is_cut_off = bool(reaching) and self._reaches(record.leader, False, now_ms)

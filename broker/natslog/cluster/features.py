@@ -14,7 +14,9 @@ downgraded. A level never goes back.
               streams that are imported, and their lineage, internal streams, cursors in a stream, limits of the size
               of a message, protection against removal, versions of settings, streams of the JetStream API
 
-Level 2 is that of natslog 0.2.0, and is final. What is added since is of level 3.
+    level 3   brokers that announce their stop
+
+Level 2 is that of natslog 0.2.0, and is final. What is added since is of level 3, which is final with natslog 0.3.0.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from natslog.errors import UpgradeRequired
 from natslog.model import BrokerId
 
 FIRST_LEVEL = 1
-LATEST_LEVEL = 2
+LATEST_LEVEL = 3
 WAL_LEVEL = 2
 ACKS_LEVEL = 2
 STREAM_CHANGES_LEVEL = 2
@@ -65,7 +67,9 @@ ACTIVITY_LEVEL = 2
 """From this level on, events are recorded in the stream `__activity`."""
 CURSORS_LEVEL = 2
 """From this level on, cursors are in the stream `__cursors`."""
-FIRST_VERSION = {1: "0.1.0", 2: "0.2.0"}
+STOP_LEVEL = 3
+"""From this level on, a broker that stops gracefully announces it, and becomes the leader of no stream."""
+FIRST_VERSION = {1: "0.1.0", 2: "0.2.0", 3: "0.3.0"}
 """By level, the first version of natslog that supports it."""
 OUTCOMES_BY_AGE = 2
 """From this level on, outcomes of requests expire by age; before, the last 1,000 were kept."""

@@ -7,6 +7,7 @@ Raft log; `decide` applies a proposal once, however often it was sent.
 Invariants. A stream's id is never used twice. Files belong to a replica or to a tombstone; what has neither is left
 alone. A leader is in the ISR, the ISR within the replicas; a new leader has a higher epoch. Whoever holds all that is
 committed is in `isr` or `eligible`: a change of the ISR that leaves fewer than `min_isr` makes those who go eligible.
+A broker that has announced its stop is appointed to no stream until its next life is registered.
 A cursor belongs to a stream that exists, by its present id.
 """
 
@@ -51,6 +52,7 @@ from natslog.cluster.commands import (
     ResizeReplicas,
     SealStream,
     SetCursor,
+    StopBroker,
     Tombstone,
     tombstone_key,
 )
@@ -218,7 +220,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             self.security = changed_security(before, command)
             return self.security is not before
         match command:
-            case RegisterBroker() | DrainBroker() | ForgetBroker():
+            case RegisterBroker() | DrainBroker() | ForgetBroker() | StopBroker():
                 return self._apply_to_broker(command)
             case CreateStream():
                 return self._create(command)
@@ -268,7 +270,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     # ---- brokers ----
 
-    def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker) -> bool:
+    def _apply_to_broker(self, command: RegisterBroker | DrainBroker | ForgetBroker | StopBroker) -> bool:
         match command:
             case RegisterBroker(broker=broker, after=after, lives=lives):
                 return self._register(broker, after, lives)
@@ -278,6 +280,11 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 known = self.brokers[number]
                 self.brokers[number] = msgspec.structs.replace(known, is_draining=is_draining)
                 return known.is_draining != is_draining
+            case StopBroker(broker=number, incarnation=incarnation):
+                if not self._is_registered(number, incarnation) or self.brokers[number].is_stopping:
+                    return False
+                self.brokers[number] = msgspec.structs.replace(self.brokers[number], is_stopping=True)
+                return True
             case ForgetBroker(broker=number):
                 keeping = sorted(name for name, record in self.streams.items() if number in record.replicas)
                 if keeping:
@@ -307,7 +314,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         has_other_folder = known.directory not in ("", broker.directory)
         former = (*known.former_directories, known.directory) if has_other_folder else known.former_directories
         draining = known.is_draining and not has_other_folder
-        broker = msgspec.structs.replace(broker, is_draining=draining, former_directories=former)
+        stopping = known.is_stopping and broker.incarnation == known.incarnation
+        broker = msgspec.structs.replace(
+            broker, is_draining=draining, former_directories=former, is_stopping=stopping
+        )
         if broker == known:
             return False
         self.brokers[broker.id] = broker
@@ -514,6 +524,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             return False
         if appointment.leader not in appointment.isr or not set(appointment.isr) <= set(record.candidates):
             return False  # only who holds everything is in sync, and a leader is
+        if appointment.leader in self.brokers and self.brokers[appointment.leader].is_stopping:
+            return False
         appointed = msgspec.structs.replace(
             record, leader=appointment.leader, leader_epoch=Epoch(record.leader_epoch + 1)
         )

@@ -27,7 +27,7 @@ Invariants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from natslog.cluster.attempts import Attempts
@@ -359,14 +359,17 @@ class Replica:
         is_needed = self.me in record.isr and len(record.isr) <= record.settings.min_isr
         return self.me in record.isr and not is_needed and self._surroundings.level >= 2
 
-    @property
-    def successor(self) -> BrokerId | None:
-        """An in-sync replica that this leader may hand its leadership to before the broker stops."""
+    def successor(self, stopping: Collection[BrokerId]) -> BrokerId | None:
+        """An in-sync replica that this leader may hand its leadership to before the broker stops.
+
+        Args:
+            stopping: brokers that stop, too.
+        """
         leading = self.leading
         if leading is None:
             return None
-        others = (one for one in leading.record.isr if one != self.me and one not in leading.record.unproven)
-        return next(others, None)
+        excluded = {self.me, *stopping, *leading.record.unproven}
+        return next((one for one in leading.record.isr if one not in excluded), None)
 
     def stop(self) -> None:
         """The broker stops: the role ends, what was received is appended and acknowledged, the log is closed."""

@@ -20,7 +20,8 @@ _END_NOTED_EVERY_MS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """`lag_ms`: a follower that is behind for this time leaves the ISR. `unresponsive_ms`: a leader that sends nothing
+    """`lag_ms`: a follower that lacks what was there so long ago, or that has everything and has sent nothing for this
+    time, leaves the ISR. `unresponsive_ms`: a leader that sends nothing
     for this time is reported. `propose_again_ms`: after this time, a change without a known outcome is proposed again.
     """
 
@@ -172,9 +173,10 @@ class Track:
         return end_offset is not None and end_offset >= max(self.high_watermark, self.epoch_start)
 
     def lags(self, broker: BrokerId, now_ms: float, contact_ms: float) -> bool:
-        """Whether a follower has been behind for too long."""
+        """Whether a follower lacks what was there `lag_ms` ago, or has everything and is not in contact."""
         copy = self.copies[broker]
         caught_up_ms = copy.caught_up_ms
-        if copy.end_offset is not None and copy.end_offset >= self.log_end_offset:
-            caught_up_ms = max(caught_up_ms, contact_ms)
+        if copy.end_offset is not None:
+            has_everything = copy.end_offset >= self.log_end_offset
+            caught_up_ms = max(caught_up_ms, contact_ms if has_everything else self._end_was_at(copy.end_offset))
         return now_ms - caught_up_ms > self._timeouts.lag_ms

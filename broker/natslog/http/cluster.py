@@ -148,6 +148,7 @@ def _shown(broker: Broker, number: BrokerId) -> shapes.Broker:
         alive=alive,
         role="none" if member is None else "voter" if member.is_voter else "learner",
         draining=known.is_draining if known else False,
+        stopping=known.is_stopping if known else False,
         leads=sum(one.leader == number for one in records),
         replicas=sum(number in one.replicas for one in records),
         in_sync=sum(number in one.isr for one in records),

@@ -99,8 +99,8 @@ class Error(msgspec.Struct):
 
 
 class Broker(msgspec.Struct):
-    """A broker of the cluster. `url` is null until the broker has registered itself. `problem`: why there is no link to
-    it.
+    """A broker of the cluster. `url` is null until the broker has registered itself. `stopping`: it has announced a
+    graceful stop, and has not started again since. `problem`: why there is no link to it.
     """
 
     id: BrokerNumber
@@ -110,6 +110,7 @@ class Broker(msgspec.Struct):
     alive: bool
     role: Literal["voter", "learner", "none"]
     draining: bool
+    stopping: bool
     leads: Count
     replicas: Count
     in_sync: Count

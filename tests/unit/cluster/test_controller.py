@@ -14,11 +14,14 @@ from natslog.cluster.commands import (
     FinishMoves,
     MoveReplicas,
     RegisterBroker,
+    StopBroker,
 )
 from natslog.cluster.controller import Controller, LeadershipTransfer
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamId, StreamSettings, companion_id
 
+BEGAN_MS = -3000.0  # so that every broker has had the time to report
 ALL = (1, 2, 3)
 STABLE_MS = 20_000.0
 
@@ -53,21 +56,58 @@ def chosen(controller: Controller, state: Metadata, alive: tuple[int, ...], now_
 
 
 def test_leader_with_a_session_that_is_not_reported_unresponsive_stays() -> None:
-    assert chosen(Controller(0.0), cluster(), ALL) is None
+    assert chosen(Controller(BEGAN_MS), cluster(), ALL) is None
+
+
+def test_while_brokers_are_missing_a_new_metadata_leader_waits_for_reports() -> None:
+    assert chosen(Controller(0.0), cluster(), (2, 3), 2999.0) is None
+    assert chosen(Controller(0.0), cluster(), (2, 3), 3000.0) == (2, (2, 3))
+    assert chosen(Controller(0.0), cluster(leader=None), ALL, 1.0) is not None, "all have reported"
+
+
+def test_broker_that_stops_is_no_successor_and_no_target() -> None:
+    state = cluster()
+    state.feature_level = LATEST_LEVEL
+    assert state.apply(StopBroker(broker=2, incarnation="2.0"))
+    assert chosen(Controller(BEGAN_MS), state, (2, 3)) == (3, (2, 3))
+    assert chosen(Controller(BEGAN_MS), cluster(leader=None), ALL) == (1, (1, 2, 3))
+    assert state.apply(StopBroker(broker=1, incarnation="1.0"))
+    state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], leader=3)
+    controller = Controller(BEGAN_MS)
+    controller.decide(state, ALL, 0.0)
+    assert not controller.decide(state, ALL, 60_000.0).transfers, "the preferred leader stops"
+
+
+def test_appointments_of_a_broker_that_stops_are_refused_until_its_next_life() -> None:
+    state = cluster()
+    assert not state.apply(StopBroker(broker=2, incarnation="2.9")), "of another life"
+    assert state.apply(StopBroker(broker=2, incarnation="2.0"))
+    assert not state.apply(StopBroker(broker=2, incarnation="2.0"))
+    record = state.streams["orders"]
+    appointing = AppointLeaders(
+        appointments=(Appointment(stream_id=record.id, version=record.version, leader=2, isr=(1, 2, 3)),)
+    )
+    assert not state.apply(appointing)
+    same_life = BrokerRecord(id=2, url="http://moved", directory="2")
+    assert state.apply(RegisterBroker(broker=same_life))
+    assert state.brokers[2].is_stopping, "a registration that is repeated ends nothing"
+    state.apply(RegisterBroker(broker=msgspec.structs.replace(same_life, life=1), after="2.0"))
+    assert not state.brokers[2].is_stopping
+    assert state.apply(appointing)
 
 
 def test_leader_without_a_session_is_followed_by_one_in_sync() -> None:
-    assert chosen(Controller(0.0), cluster(), (2, 3)) == (2, (2, 3))
-    assert chosen(Controller(0.0), cluster(isr=(1, 3)), (2, 3)) == (3, (3,))
+    assert chosen(Controller(BEGAN_MS), cluster(), (2, 3)) == (2, (2, 3))
+    assert chosen(Controller(BEGAN_MS), cluster(isr=(1, 3)), (2, 3)) == (3, (3,))
 
 
 def test_nobody_leads_who_does_not_hold_everything() -> None:
-    assert chosen(Controller(0.0), cluster(isr=(1,)), (2, 3)) is None
-    assert chosen(Controller(0.0), cluster(isr=(1,), eligible=(3,)), (2, 3)) == (3, (3,))
+    assert chosen(Controller(BEGAN_MS), cluster(isr=(1,)), (2, 3)) is None
+    assert chosen(Controller(BEGAN_MS), cluster(isr=(1,), eligible=(3,)), (2, 3)) == (3, (3,))
 
 
 def test_leader_that_a_majority_reports_unresponsive_is_replaced() -> None:
-    controller, state = Controller(0.0), cluster()
+    controller, state = Controller(BEGAN_MS), cluster()
     controller.reported_unresponsive("orders", 1, 2, 0.0)
     assert chosen(controller, state, ALL) is None
     controller.reported_unresponsive("orders", 1, 3, 0.0)
@@ -75,14 +115,14 @@ def test_leader_that_a_majority_reports_unresponsive_is_replaced() -> None:
 
 
 def test_who_has_no_session_counts_as_missing_the_leader() -> None:
-    controller = Controller(0.0)
+    controller = Controller(BEGAN_MS)
     controller.reported_unresponsive("orders", 1, 2, 0.0)
     assert chosen(controller, cluster(), (1, 2)) == (2, (2,))
 
 
 def test_reports_of_another_epoch_or_long_ago_or_of_outsiders_do_not_count() -> None:
     for epoch, by, at_ms in ((0, 3, 0.0), (1, 3, -10_000.0), (1, 9, 0.0)):
-        controller = Controller(0.0)
+        controller = Controller(BEGAN_MS)
         controller.reported_unresponsive("orders", 1, 2, 0.0)
         controller.reported_unresponsive("orders", epoch, by, at_ms)
         assert chosen(controller, cluster(), ALL) is None
@@ -92,7 +132,7 @@ def test_leaders_are_spread() -> None:
     state = cluster()
     for at in range(5):
         add_stream(state, f"s{at}", (1, 2, 3))
-    found = appointed(Controller(0.0), state, (2, 3), 0.0)
+    found = appointed(Controller(BEGAN_MS), state, (2, 3), 0.0)
     assert sorted(one.leader for one in found) == [2, 2, 2, 3, 3, 3]
 
 
@@ -100,11 +140,11 @@ def test_leaders_are_spread() -> None:
 
 
 def test_proven_member_leads_before_unproven_ones() -> None:
-    assert chosen(Controller(0.0), cluster(leader=None, unproven=(1, 2)), ALL) == (3, (1, 2, 3))
+    assert chosen(Controller(BEGAN_MS), cluster(leader=None, unproven=(1, 2)), ALL) == (3, (1, 2, 3))
 
 
 def test_all_unproven_the_longest_log_leads_when_all_have_said_where_they_end() -> None:
-    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7)
+    controller, state = Controller(BEGAN_MS), cluster(leader=None, unproven=(1, 2, 3), version=7)
     for by, end in ((1, 10), (2, 12)):
         controller.reported_position("orders", 7, by, 1, end, 0.0)
     assert chosen(controller, state, ALL) is None, "3 has a session and may say more"
@@ -113,7 +153,7 @@ def test_all_unproven_the_longest_log_leads_when_all_have_said_where_they_end() 
 
 
 def test_all_unproven_a_majority_is_enough_after_a_while_and_less_never_is() -> None:
-    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3))
+    controller, state = Controller(BEGAN_MS), cluster(leader=None, unproven=(1, 2, 3))
     controller.reported_position("orders", 0, 1, 1, 10, 0.0)
     assert chosen(controller, state, ALL, 60_000.0) is None
     controller.reported_position("orders", 0, 3, 1, 11, 60_000.0)
@@ -122,7 +162,7 @@ def test_all_unproven_a_majority_is_enough_after_a_while_and_less_never_is() -> 
 
 def test_all_unproven_with_companion_logs_the_leader_is_among_the_longest_in_both() -> None:
     """The longest log of messages may be that of a replica that has lost the end of its companion log."""
-    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7, has_companion=True)
+    controller, state = Controller(BEGAN_MS), cluster(leader=None, unproven=(1, 2, 3), version=7, has_companion=True)
     for log_id, ends in (("orders", (10, 9, 9)), (companion_id(StreamId("orders")), (3, 5, 5))):
         assert chosen(controller, state, ALL) is None
         for number, end in enumerate(ends, 1):
@@ -131,14 +171,14 @@ def test_all_unproven_with_companion_logs_the_leader_is_among_the_longest_in_bot
 
 
 def test_positions_of_another_version_do_not_count() -> None:
-    controller, state = Controller(0.0), cluster(leader=None, unproven=(1, 2, 3), version=7)
+    controller, state = Controller(BEGAN_MS), cluster(leader=None, unproven=(1, 2, 3), version=7)
     for by in ALL:
         controller.reported_position("orders", 6, by, 1, 10, 0.0)
     assert chosen(controller, state, ALL, 60_000.0) is None
 
 
 def test_last_one_that_holds_everything_leads_unproven_too() -> None:
-    assert chosen(Controller(0.0), cluster(leader=None, isr=(2,), unproven=(2,)), ALL) == (2, (2,))
+    assert chosen(Controller(BEGAN_MS), cluster(leader=None, isr=(2,), unproven=(2,)), ALL) == (2, (2,))
 
 
 # ---- moves and transfers ----
@@ -146,14 +186,14 @@ def test_last_one_that_holds_everything_leads_unproven_too() -> None:
 
 def test_move_is_done_when_its_target_is_in_sync_and_leads() -> None:
     state = cluster(brokers=4, replicas=(1, 2, 4, 3), target=(1, 2, 4), version=3)
-    assert not Controller(0.0).decide(state, (1, 2, 3, 4), 0.0).commands
+    assert not Controller(BEGAN_MS).decide(state, (1, 2, 3, 4), 0.0).commands
     state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], isr=(1, 2, 4))
-    decisions = Controller(0.0).decide(state, (1, 2, 3, 4), 0.0, wall_us=9)
+    decisions = Controller(BEGAN_MS).decide(state, (1, 2, 3, 4), 0.0, wall_us=9)
     assert decisions.commands == (FinishMoves(moves=(("orders", 3),), moved_us=9),)
 
 
 def test_stream_goes_back_to_its_preferred_leader_when_all_is_quiet_and_once() -> None:
-    controller, state = Controller(0.0), cluster(leader=2)
+    controller, state = Controller(BEGAN_MS), cluster(leader=2)
     assert not controller.decide(state, ALL, 0.0).transfers
     assert controller.decide(state, ALL, STABLE_MS).transfers == (LeadershipTransfer("orders", 2, 1),)
     assert not controller.decide(state, ALL, STABLE_MS + 100.0).transfers
@@ -162,7 +202,7 @@ def test_stream_goes_back_to_its_preferred_leader_when_all_is_quiet_and_once() -
 
 def test_preferred_leader_that_is_not_in_sync_or_unproven_waits() -> None:
     for record in ({"isr": (2, 3)}, {"unproven": (1,)}):
-        controller, state = Controller(0.0), cluster(leader=2, **record)
+        controller, state = Controller(BEGAN_MS), cluster(leader=2, **record)
         controller.decide(state, ALL, 0.0)
         assert not controller.decide(state, ALL, STABLE_MS).transfers
 
@@ -173,7 +213,7 @@ def report_nats(controller: Controller, *cut_off: int, now_ms: float = 0.0) -> N
 
 
 def test_leader_cut_off_from_nats_is_replaced_by_one_that_reaches_it_and_leads_again_later() -> None:
-    controller, state = Controller(0.0), cluster()
+    controller, state = Controller(BEGAN_MS), cluster()
     report_nats(controller, 1, 2)
     assert not controller.decide(state, ALL, 1000.0).transfers, "it may be a moment of a server's restart"
     assert controller.decide(state, ALL, 1600.0).transfers == (LeadershipTransfer("orders", 1, 3),)
@@ -185,7 +225,7 @@ def test_leader_cut_off_from_nats_is_replaced_by_one_that_reaches_it_and_leads_a
 
 
 def test_where_no_broker_or_only_one_out_of_sync_reaches_nats_no_leadership_is_transferred() -> None:
-    controller, state = Controller(0.0), cluster(isr=(1, 2))
+    controller, state = Controller(BEGAN_MS), cluster(isr=(1, 2))
     report_nats(controller, 1, 2)
     assert not controller.decide(state, ALL, STABLE_MS).transfers
     report_nats(controller, 1, 2, 3, now_ms=STABLE_MS)
@@ -195,7 +235,7 @@ def test_where_no_broker_or_only_one_out_of_sync_reaches_nats_no_leadership_is_t
 
 
 def test_dead_leader_is_followed_by_one_that_reaches_nats_where_there_is_one() -> None:
-    controller, state = Controller(0.0), cluster()
+    controller, state = Controller(BEGAN_MS), cluster()
     report_nats(controller, 2)
     assert chosen(controller, state, (2, 3), 2000.0) == (3, (2, 3))
     report_nats(controller, 2, 3, now_ms=3000.0)
@@ -203,7 +243,7 @@ def test_dead_leader_is_followed_by_one_that_reaches_nats_where_there_is_one() -
 
 
 def test_drain_goes_on_while_no_broker_reaches_nats() -> None:
-    controller, state = Controller(0.0), cluster()
+    controller, state = Controller(BEGAN_MS), cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
     report_nats(controller, *ALL)
     controller.decide(state, ALL, 0.0)
@@ -211,7 +251,7 @@ def test_drain_goes_on_while_no_broker_reaches_nats() -> None:
 
 
 def test_drained_broker_hands_over_and_is_moved_off() -> None:
-    controller, state = Controller(0.0), cluster(brokers=4)
+    controller, state = Controller(BEGAN_MS), cluster(brokers=4)
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
     controller.decide(state, (1, 2, 3, 4), 0.0)
     decisions = controller.decide(state, (1, 2, 3, 4), STABLE_MS)
@@ -224,7 +264,7 @@ def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_ther
     for number in range(6):
         add_stream(state, f"moving-{number}", (1, 2, 3), target=(1, 2, 4))
     state.brokers[4] = msgspec.structs.replace(state.brokers[4], is_draining=True)
-    controller = Controller(0.0)
+    controller = Controller(BEGAN_MS)
     controller.decide(state, (1, 2, 3, 5), 0.0)
     moves = [one for one in controller.decide(state, (1, 2, 3, 5), STABLE_MS).commands if isinstance(one, MoveReplicas)]
     assert len(moves) == 6
@@ -234,4 +274,4 @@ def test_moves_to_a_broker_that_was_lost_on_the_way_are_turned_however_many_ther
 def test_drain_without_another_broker_waits() -> None:
     state = cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
-    assert not Controller(0.0).decide(state, ALL, STABLE_MS).commands
+    assert not Controller(BEGAN_MS).decide(state, ALL, STABLE_MS).commands

@@ -23,5 +23,5 @@ def test_brokers_that_are_missing_too_old_or_too_new_are_in_the_way() -> None:
 
 def test_a_higher_level_than_this_versions_is_refused() -> None:
     require_supported(LATEST_LEVEL, "it")
-    with pytest.raises(UpgradeRequired, match="it is at feature level 3.*upgrade this broker"):
+    with pytest.raises(UpgradeRequired, match=f"it is at feature level {LATEST_LEVEL + 1}.*upgrade this broker"):
         require_supported(LATEST_LEVEL + 1, "it")

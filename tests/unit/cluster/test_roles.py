@@ -218,6 +218,30 @@ def test_lagging_follower_leaves_and_is_counted_until_that_is_done() -> None:
     assert leader.update(record_of(isr=(1, 2), version=1), LATER_MS) == 10
 
 
+@pytest.mark.parametrize("log", ["messages", "companion"])
+def test_first_append_after_a_silence_makes_no_follower_lag_that_is_in_contact(log: str) -> None:
+    leader = leader_of()
+    companion = with_companion(leader)
+    held_by_all(leader, 10)
+    for follower, life in ((2, "a"), (3, "b")):
+        leader.fetched(follower, 4, life, 1.0, track=companion)
+    leader.appended(12 if log == "messages" else 6, now_ms=LATER_MS, track=None if log == "messages" else companion)
+    in_contact = {2: LATER_MS, 3: LATER_MS}
+    assert leader.isr_change(LATER_MS + 1, in_contact) is None
+    assert leader.isr_change(LATER_MS + 2999, in_contact) is None  # what was there 3 s ago they have
+    change = leader.isr_change(LATER_MS + 3001, in_contact)
+    assert change is not None
+    assert change.isr == (1,)
+
+
+def test_follower_that_is_not_in_contact_leaves_an_idle_stream() -> None:
+    leader = leader_of()
+    held_by_all(leader, 10)
+    change = leader.isr_change(LATER_MS, {2: LATER_MS - 3001, 3: LATER_MS - 2999})
+    assert change is not None
+    assert change.isr == (1, 3)
+
+
 def test_follower_that_knew_before_its_leader_that_it_is_out_comes_back_though_it_asks_no_more() -> None:
     leader = leader_of(end=0)
     held_by_all(leader, 0)

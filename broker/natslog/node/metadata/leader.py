@@ -122,8 +122,6 @@ class MetadataLeading:
             self._controller, self._of_term, self._repeats = Controller(monotonic_ms()), term, Repeats()
             return
         state, alive = self._group.state, self._alive()
-        if len(alive) < len(state.brokers) and not self._controller.has_waited_for_brokers(monotonic_ms()):
-            return  # a new leader waits for reports first
         decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
         commands = [*decisions.commands, *self._removed_brokers()]
         for command in self._repeats.due(commands, state.version, monotonic_ms()):

@@ -14,7 +14,8 @@ from concurrent.futures import Executor
 from typing import Any
 
 from natslog.cluster.calm import Calm
-from natslog.cluster.commands import LeaveReplicas
+from natslog.cluster.commands import LeaveReplicas, StopBroker
+from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError
@@ -38,7 +39,7 @@ from natslog.wire.lanes import NatsLanes
 logger = logging.getLogger("natslog.node")
 
 _TICK_S = 0.25
-_LEAVE_WITHIN_S = 1.5
+_TELL_WITHIN_S = 1.5
 
 
 class Hosting:
@@ -212,23 +213,34 @@ class Hosting:
             self._spawn(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
     async def transfer_all_leadership(self) -> None:
-        """Before the broker stops: transfers leaderships to other in-sync replicas, then leaves the in-sync replicas of
-        streams that others lead, if enough remain.
+        """Before the broker stops: announces that, transfers leaderships to other in-sync replicas, then leaves the
+        in-sync replicas of streams that others lead, if enough remain.
         """
+        if self._group.state.feature_level >= STOP_LEVEL:
+            await self._tell_cluster(StopBroker(broker=self.me, incarnation=self._data_dir.incarnation))
         streams = list(self.streams.values())
-        successors = [(stream, to) for stream in streams if (to := stream.successor) is not None]
+        stopping = [one.id for one in self._group.state.brokers.values() if one.is_stopping]
+        successors = [(stream, to) for stream in streams if (to := stream.successor(stopping)) is not None]
         await asyncio.gather(*(stream.transfer_leadership(to) for stream, to in successors))
         leaving = tuple(stream.id for stream in streams if stream.leave())
         if leaving:
-            command = LeaveReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=leaving)
-            try:
-                async with asyncio.timeout(_LEAVE_WITHIN_S):
-                    await self._group.propose(command)
-            except (TimeoutError, NatslogError):
-                logger.info(
-                    "the metadata leader did not confirm in time that this broker leaves its in-sync replicas",
-                    extra=event("broker.isr_not_left"),
-                )
+            await self._tell_cluster(
+                LeaveReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=leaving)
+            )
+
+    async def _tell_cluster(self, command: StopBroker | LeaveReplicas) -> None:
+        """Best effort: without a metadata leader the broker stops all the same."""
+        try:
+            async with asyncio.timeout(_TELL_WITHIN_S):
+                await self._group.propose(command)
+        except (TimeoutError, NatslogError) as error:
+            stops = isinstance(command, StopBroker)
+            logger.info(
+                "the metadata leader did not confirm in time that this broker %s (%s)",
+                "stops" if stops else "leaves its in-sync replicas",
+                error or "no answer",
+                extra=event("broker.stop_not_announced" if stops else "broker.isr_not_left"),
+            )
 
     async def close(self) -> list[BaseException]:
         """Stops accepting messages, appends and acknowledges received ones, closes the logs. Returns the errors."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -296,9 +296,8 @@ class HostedStream:
         """Whether a replica is catching up, and the log grows as fast as it can copy."""
         return any(session.is_outpaced(self.id) for session in self.sessions)
 
-    @property
-    def successor(self) -> BrokerId | None:
-        return self._replica.successor
+    def successor(self, stopping: Collection[BrokerId]) -> BrokerId | None:
+        return self._replica.successor(stopping)
 
     @property
     def feature_level(self) -> int:

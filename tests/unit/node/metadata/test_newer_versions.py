@@ -73,7 +73,7 @@ def test_states_and_commands_of_a_newer_version_are_refused() -> None:
     for one in newer:
         with pytest.raises(UpgradeRequired, match="newer version of natslog.*of_a_newer_version.*upgrade this broker"):
             decode_state(one)
-    with pytest.raises(UpgradeRequired, match="feature level 3.*upgrade this broker"):
+    with pytest.raises(UpgradeRequired, match=f"feature level {LATEST_LEVEL + 1}.*upgrade this broker"):
         decode_state(encode_state(Metadata(cluster_id="c", feature_level=LATEST_LEVEL + 1)))
     proposal = encode_proposal(Proposal(id="p", command=FinalizeUpgrade(level=2)))
     unknown = pack({"id": "p", "command": {"type": "RenameStream", "name": "a"}})
@@ -106,7 +106,7 @@ def test_a_folder_of_a_higher_level_is_refused(tmp_path: Path) -> None:
     DataDir(tmp_path, 1).release()
     write_checked(tmp_path / "broker", "broker", 3, Identity(broker_id=1, feature_level=LATEST_LEVEL + 1))
     for opened in (lambda: DataDir(tmp_path, 1), lambda: recover(tmp_path, is_dry_run=True)):
-        with pytest.raises(UpgradeRequired, match="feature level 3.*upgrade this broker"):
+        with pytest.raises(UpgradeRequired, match=f"feature level {LATEST_LEVEL + 1}.*upgrade this broker"):
             opened()
 
 
