@@ -121,7 +121,7 @@ class Roles(Life):
     # ---- a graceful end ----
 
     def leave(self) -> None:
-        """As a broker does on SIGTERM: announces it, transfers what it leads, leaves the rest, closes its logs, ends."""
+        """As a broker does on SIGTERM: announces it, transfers what it leads, leaves the rest, closes its logs."""
         self.is_asked_to_stop = True
         self.command(StopBroker(broker=self.me, incarnation=self.incarnation))
         self.transfer_when_announced(self.world.now_ms + ANNOUNCE_MS)

@@ -59,5 +59,5 @@ class BrokerClocks:
 
 
 def remembered_from(now_us: int) -> int:
-    """The oldest timestamp whose message is remembered: as `ingest.dedupe`, by whole periods."""
-    return (now_us // WINDOW_US - 1) * WINDOW_US
+    """The oldest timestamp whose message is remembered: as `ingest.dedupe`."""
+    return now_us - WINDOW_US + 1

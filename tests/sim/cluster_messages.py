@@ -30,3 +30,5 @@ class Answer:
     high_watermark: int
     number: int
     gaps: frozenset[int] = frozenset()
+    kept_ids: frozenset[int] = frozenset()
+    ids_serial: int = 0

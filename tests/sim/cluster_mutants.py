@@ -26,6 +26,7 @@ from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from tests.sim import cluster_clocks, cluster_process
 from tests.sim.cluster_broker import Broker, Roles
 from tests.sim.cluster_companion import SimCompanion
+from tests.sim.cluster_process import Log
 from tests.sim.cluster_replica import SimReplica
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -262,6 +263,10 @@ class RebuildsCommittedOnly(SimReplica):
         return {message: offset for message, offset in super().rebuilt_window().items() if offset < self.high_watermark}
 
 
+def drop_with_ids(self: Log, offsets: set[int]) -> None:
+    self.dropped |= offsets
+
+
 class RebuildsNothing(SimReplica):
     def rebuilt_window(self) -> dict[int, int]:
         return {}
@@ -405,6 +410,8 @@ IN_TIME: dict[str, Patch] = {
     "removal: a restarted follower serves before its records are delivered": replaced(Replica, "_has_delivered", True),
     "brokers that stop become leaders": replaced(Metadata, "_apply_to_broker", forget_stops),
     "the first append after a silence makes followers lag": replaced(Track, "lags", lags_by_former_fetch),
+    "ids of dropped rows are forgotten": replaced(Log, "drop", drop_with_ids),
+    "a replica joins without its leader's kept ids": replaced(Replica, "lacks_ids", lambda self, epoch, serial: False),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }

@@ -47,7 +47,8 @@ class Log:
     """One replica's log on its disk: `synced` records survive a crash, `checkpoint` is the HW found after one.
 
     `exists`: the folder is there. `is_damaged`: a hole was found where the records end now. `dropped`: the offsets of
-    removed messages whose rows the files lack.
+    removed messages whose rows the files lack. `kept_ids`: offsets of such messages whose ids are kept; `ids_serial`
+    counts the changes.
     """
 
     records: list[Entry] = field(default_factory=list)
@@ -56,6 +57,14 @@ class Log:
     exists: bool = False
     is_damaged: bool = False
     dropped: set[int] = field(default_factory=set)
+    kept_ids: set[int] = field(default_factory=set)
+    ids_serial: int = 0
+
+    def drop(self, offsets: set[int]) -> None:
+        """Removed messages from the files; their ids stay."""
+        self.kept_ids |= offsets
+        self.ids_serial += 1
+        self.dropped |= offsets
 
     def epochs(self) -> EpochHistory:
         history = EpochHistory()
@@ -73,6 +82,7 @@ class Log:
     def delete(self) -> None:
         """The folder is gone."""
         self.keep(0)
+        self.kept_ids = set()
         self.exists = self.is_damaged = False
 
 
@@ -95,7 +105,8 @@ class Disk:
     def copied(self, copy_number: int) -> Disk:
         """As it is now; what changes later is another disk's."""
         logs = {
-            key: replace(log, records=list(log.records), dropped=set(log.dropped)) for key, log in self.logs.items()
+            key: replace(log, records=list(log.records), dropped=set(log.dropped), kept_ids=set(log.kept_ids))
+            for key, log in self.logs.items()
         }
         lists = {"entries": list(self.entries), "lives": list(self.lives)}
         return replace(self, logs=logs, copy_number=copy_number, **lists)

@@ -186,7 +186,7 @@ class SimRemovals:
             offsets = np.array([at for at in offsets.tolist() if at not in self.log.dropped], np.int64)
             if len(offsets):
                 subjects = pa.array([subject_of(self.log.records[at][1]) for at in offsets.tolist()])
-                self.log.dropped.update(self.visibility.droppable(offsets, subjects).tolist())
+                self.log.drop(set(self.visibility.droppable(offsets, subjects).tolist()))
 
     def may_drop(self, end: int) -> bool:
         """Whether all that is hidden below is in records: otherwise what a dropped row hides would return."""

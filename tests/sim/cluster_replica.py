@@ -288,8 +288,9 @@ class SimReplica:
         return start if run_end > end else end
 
     def rebuilt_window(self) -> dict[int, int]:
-        """Of the whole log: what is not committed yet will be."""
-        return {message: offset for offset, (_, message) in enumerate(self.log.records)}
+        """Of the whole log: what is not committed yet will be. Of what files lack, only the kept ids are known."""
+        lost = self.log.dropped - self.log.kept_ids
+        return {message: offset for offset, (_, message) in enumerate(self.log.records) if offset not in lost}
 
     def when_written(self, then: Callable[[], None]) -> None:
         if self.is_writing or self.gathered or self.companion.is_busy:
@@ -391,7 +392,10 @@ class SimReplica:
             in_run = offset < log.synced and log.records[offset] in self.checker.runs
             records = log.records[offset : min(log.synced, offset + (MOST_OF_RUN if in_run else MOST_RECORDS))]
         gaps = frozenset(log.dropped.intersection(range(offset, offset + len(records)))) if log.dropped else frozenset()
-        answer = Answer(self.id, leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number, gaps)
+        kept = frozenset(log.kept_ids), log.ids_serial
+        answer = Answer(
+            self.id, leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number, gaps, *kept
+        )
         self.cluster.send(self.me, fetch.sender, "answered", answer)
 
     # ---- following ----
@@ -421,6 +425,10 @@ class SimReplica:
             self.fetching_since_ms = LONG_AGO_MS
         if isinstance(answer.verdict, Matching) and answer.offset != len(log.records):
             return
+        if self.machine.lacks_ids(answer.epoch, answer.ids_serial):
+            log.kept_ids |= answer.kept_ids
+            log.ids_serial += 1
+            self.machine.adopted_ids(answer.epoch, answer.ids_serial)
         step = self.machine.answered(
             answer.epoch,
             answer.verdict,

@@ -12,6 +12,7 @@ from typing import Any
 
 from natslog.cluster.commands import MoveReplicas
 from natslog.cluster.controller import Controller
+from tests.sim.cluster_messages import LONG_AGO_MS
 from tests.sim.cluster_process import NAME
 from tests.sim.cluster_removals import edited_rules
 from tests.sim.cluster_stage import METADATA, Stage, Walker

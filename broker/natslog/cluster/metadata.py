@@ -315,9 +315,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         former = (*known.former_directories, known.directory) if has_other_folder else known.former_directories
         draining = known.is_draining and not has_other_folder
         stopping = known.is_stopping and broker.incarnation == known.incarnation
-        broker = msgspec.structs.replace(
-            broker, is_draining=draining, former_directories=former, is_stopping=stopping
-        )
+        broker = msgspec.structs.replace(broker, is_draining=draining, former_directories=former, is_stopping=stopping)
         if broker == known:
             return False
         self.brokers[broker.id] = broker

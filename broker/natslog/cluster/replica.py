@@ -506,6 +506,24 @@ class Replica:
         assert step is None or isinstance(step, Copy | CutTo | BeginAt), "no other step is under way"
         return step
 
+    def lacks_ids(self, epoch: Epoch, serial: int) -> bool:
+        """Whether the message ids that the leader keeps of removed rows must be taken over before its answer may be
+        processed: this replica is not in sync, so it may never have had these rows. It may join the ISR with the next
+        request, and every member of it must recognise a repeated message.
+
+        Args:
+            serial: as the answer states; 0: the leader keeps none.
+        """
+        state, record = self.state, self.record
+        if not serial or not isinstance(state, Following) or state.role.epoch != epoch or record is None:
+            return False
+        return self.me not in record.isr and state.adopted_ids != serial
+
+    def adopted_ids(self, epoch: Epoch, serial: int) -> None:
+        """They are on stable storage here."""
+        if isinstance(self.state, Following) and self.state.role.epoch == epoch:
+            self.state.adopted_ids = serial
+
     # ---- inputs: steps ----
 
     def opened(self, log: Log) -> None:

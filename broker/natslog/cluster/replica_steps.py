@@ -74,10 +74,13 @@ class Idle:
 
 @dataclass(slots=True)
 class Following:
-    """`companion`: of the companion log, once it is open."""
+    """`companion`: of the companion log, once it is open. `adopted_ids`: the serial of the message ids that were taken
+    over from this leader.
+    """
 
     role: FollowerReplica
     companion: FollowerReplica | None = None
+    adopted_ids: int = 0
 
 
 @dataclass(slots=True)

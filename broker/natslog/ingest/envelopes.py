@@ -24,7 +24,6 @@ import pyarrow as pa
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.trace_contexts import TRACEPARENT_BYTES, is_traceparent, with_traceparent
 from natslog.errors import InvalidRequest
-from natslog.ingest.dedupe import ids_of_headers
 from natslog.ingest.message_sizes import fitting
 from natslog.ingest.staged_rows import RowRules, rows_of_bytes
 from natslog.ingest.unwanted import is_utf8
@@ -41,6 +40,7 @@ from natslog.wire.envelope import (
 )
 from natslog.wire.frames import Frames
 from natslog.wire.layout import HEADER_LEN, PAYLOAD, PAYLOAD_LEN, REPLY, REPLY_LEN, SUBJECT, SUBJECT_LEN
+from natslog.wire.message_ids import ids_of_headers
 from natslog.wire.own_ids import packed_id
 
 BYTES_PER_ROW = 64

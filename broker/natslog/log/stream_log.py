@@ -22,6 +22,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,7 @@ from natslog.log.room import DiskRoom, StoreLimit
 from natslog.log.scrub import ScrubProgress
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
+from natslog.log.stored_ids import KeptIds, NewestIds, StoredIds, ids_in, is_older, newest_ids
 from natslog.log.subject_index import SubjectIndex
 from natslog.log.visibility import UNKNOWN, Visibility
 from natslog.log.visible_size import VisibleSize
@@ -155,6 +157,7 @@ class StreamLog:
         self.compression = CompressedSizes(folder, is_stored=options.stores_scrub)
         self.erasures = Erasures(folder)
         self.kept = KeptMessages()
+        self.kept_ids = KeptIds(folder)
         self.latest_views = LatestViews(self.latest, lambda: self.erasures.serial)
         self.epochs = self._stored_epochs = EpochHistory()
         opening = Opening(
@@ -421,7 +424,7 @@ class StreamLog:
         visibility = self.visibility
         has_rows = visibility.has_rules and visibility.applied < self.high_watermark
         has_rows = has_rows or bool(visibility.removed) or self.erasures.is_pending
-        return has_work or has_rows or (has_limit and len(segments) > 1)
+        return has_work or has_rows or bool(self.kept_ids.serial) or (has_limit and len(segments) > 1)
 
     @property
     def sealed_end_offset(self) -> int:
@@ -559,6 +562,8 @@ class StreamLog:
         """Removes so many segments, under the lock of sealing. The new log start is on stable storage before."""
         if not count:
             return
+        for segment, following in pairwise(self.chain.segments[: count + 1]):
+            self._keep_ids(segment, following.base_offset)
         self._checkpoints.store_log_start(self.chain.segments[count].base_offset)
         with self.chain.lock:
             dropped = self.chain.segments[:count]
@@ -571,6 +576,48 @@ class StreamLog:
                 segment.close()
             remove_segment_files(segment.path)
         sync_folder(self.folder)
+
+    def _keep_ids(self, segment: Segment, end_offset: int) -> None:
+        """Before rows of a segment go: their message ids, while a repeated message may be recognised by them."""
+        oldest_us = self._oldest_id_us
+        if not self.settings.dedupe_window_s or is_older(segment, oldest_us):
+            return
+        found, damage = ids_in(self.chain, self.reader, segment.base_offset, end_offset)
+        if damage is not None:
+            self._report_lost_ids(damage)
+        try:
+            self.kept_ids.add(found, oldest_us)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._report_lost_ids(error)  # what is removed makes room
+
+    def _report_lost_ids(self, error: Exception) -> None:
+        logger.error(
+            "%s: message ids of rows that are removed could not be kept, so that a repeated message may be stored "
+            "again: %s",
+            self.folder,
+            error,
+            extra=event("log.ids_lost", path=self.folder),
+        )
+
+    @property
+    def _oldest_id_us(self) -> int:
+        """Ids of older messages are not needed."""
+        return self.newest_timestamp_us - int(self.settings.dedupe_window_s * 1_000_000)
+
+    def newest_ids(self, window_s: float) -> NewestIds:
+        """To fill a deduplication window of this length; committed or not."""
+        oldest_us = self.newest_timestamp_us - int(window_s * 1_000_000)
+        return newest_ids(self.chain, self.reader, self.kept_ids, oldest_us)
+
+    def adopt_ids(self, found: StoredIds) -> None:
+        """Those that the leader keeps. Raises OSError: they could not be stored."""
+        self.kept_ids.add(found, self._oldest_id_us)
+
+    def expire_ids(self) -> None:
+        """Removes the kept ids that no window asks for any more. Raises OSError."""
+        self.kept_ids.expire(self._oldest_id_us + int(self.idle_s * 1_000_000))
 
     def rewrite_next(self, before_us: int, pause: Callable[[], None] = lambda: None) -> bool:
         """Writes one sealed segment again without removed messages, if one has enough of them; True if it did.
@@ -687,6 +734,7 @@ class StreamLog:
             rows=count,
             at_us=now_us,
         )
+        self._keep_ids(segment, segment.end_offset)
         self.erasures.rewrote(rows, segment.base_offset, segment.end_offset, file)
         self._replace_by(segment, fresh, written.uncompressed_bytes)
 

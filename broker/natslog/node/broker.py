@@ -191,6 +191,7 @@ class Broker:
         self.scrubber.repairs.record_gaps = self.removing.record_gaps
         self.log_levels = LogLevels(config.log_level, cluster, self.operations)
         cluster.questions.answerers["log_level"] = self.log_levels.here
+        cluster.questions.answerers["kept_ids"] = self.hosting.kept_ids
         self.receipts = Receipts(cluster, self.hosting)
         cluster.questions.answerers["erasure"] = self.receipts.here
         self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep, self.removing)

@@ -32,8 +32,10 @@ def hash_ids(buffer: Any, starts: Any, lengths: Any, out: Any) -> None:
 
 
 @compiled
-def find_ids(table: Any, offsets: Any, ids: Any, found: Any) -> None:
-    """`found[i]` becomes the offset stored for `ids[i]`, or stays as it is. Open addressing, linear probing."""
+def find_ids(table: Any, offsets: Any, times: Any, oldest: int, ids: Any, found: Any) -> None:
+    """`found[i]` becomes the offset stored for `ids[i]`, or stays as it is: where there is none, or one with an earlier
+    time than `oldest`. Open addressing, linear probing.
+    """
     mask = np.uint64(table.shape[0] - 1)
     for index in range(ids.shape[0]):
         if ids[index, 0] == np.uint64(0):
@@ -41,7 +43,8 @@ def find_ids(table: Any, offsets: Any, ids: Any, found: Any) -> None:
         slot = ids[index, 0] & mask
         while table[slot, 0] != np.uint64(0):
             if table[slot, 0] == ids[index, 0] and table[slot, 1] == ids[index, 1]:
-                found[index] = offsets[slot]
+                if times[slot] >= oldest:
+                    found[index] = offsets[slot]
                 break
             slot = (slot + np.uint64(1)) & mask
 
@@ -69,9 +72,9 @@ def mark_repeated(ids: Any, found: Any, slots: Any, new: int, repeated: int) -> 
 
 
 @compiled
-def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
-    """Stores `ids[i]` → `at_offsets[i]` where it is not there yet; the caller ensures that there is space. Returns how
-    many are new.
+def insert_ids(table: Any, offsets: Any, times: Any, window: int, ids: Any, at_offsets: Any, at_times: Any) -> int:
+    """Stores `ids[i]` → `at_offsets[i]`, `at_times[i]` where it is not there yet, or is older by `window` or more; the
+    caller ensures that there is space. Returns how many are new.
     """
     mask = np.uint64(table.shape[0] - 1)
     added = 0
@@ -83,11 +86,13 @@ def insert_ids(table: Any, offsets: Any, ids: Any, at_offsets: Any) -> int:
             if table[slot, 0] == ids[index, 0] and table[slot, 1] == ids[index, 1]:
                 break
             slot = (slot + np.uint64(1)) & mask
-        if table[slot, 0] == np.uint64(0):
+        is_new = table[slot, 0] == np.uint64(0)
+        if is_new or times[slot] <= at_times[index] - window:
             table[slot, 0] = ids[index, 0]
             table[slot, 1] = ids[index, 1]
             offsets[slot] = at_offsets[index]
-            added += 1
+            times[slot] = at_times[index]
+            added += is_new
     return added
 
 

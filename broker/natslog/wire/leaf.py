@@ -136,6 +136,11 @@ class LeafLink:
         return 0 if self._connection is None else self._connection.unsent_bytes
 
     @property
+    def written_bytes(self) -> int:
+        """Sent here on the present connection, whether or not the kernel has taken it."""
+        return 0 if self._connection is None else self._connection.written_bytes
+
+    @property
     def is_writable(self) -> bool:
         """Whether it is up, and `drain` would not wait."""
         return self._connection is not None and self._connection.is_writable

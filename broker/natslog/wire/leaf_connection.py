@@ -51,7 +51,7 @@ class LeafConnection(asyncio.Protocol):
         info: the newest of the server. info_received: completed by the first one, with False if there was none.
         ended: completed with the reason when the connection has ended.
         permissions: what the server accepts.
-        received: how often bytes came; `last_received_s`: when last, by a clock that never jumps.
+        written_bytes: written so far, sent or not. received: how often bytes came; `last_received_s`: when last, by a clock that never jumps.
     """
 
     def __init__(self, interest: Interest, on_interest: Callable[[str], None]) -> None:
@@ -71,7 +71,7 @@ class LeafConnection(asyncio.Protocol):
         self.info_received: asyncio.Future[bool] = loop.create_future()
         self.ended: asyncio.Future[Exception] = loop.create_future()
         self.permissions = Permissions()
-        self.received = 0
+        self.written_bytes = self.received = 0
         self.last_received_s = time.monotonic()
 
     # ---- the transport ----
@@ -191,6 +191,7 @@ class LeafConnection(asyncio.Protocol):
     def write(self, data: bytes | memoryview) -> None:
         if not self.has_ended:
             assert self._transport is not None, "it is connected"
+            self.written_bytes += len(data)
             self._transport.write(data)
 
     @property

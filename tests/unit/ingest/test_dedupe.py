@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.ingest import dedupe
-from natslog.ingest.dedupe import DedupeWindow, ids_of_headers
+from natslog.ingest.dedupe import DedupeWindow
 from natslog.wire import kernels_ids
+from natslog.wire.message_ids import ids_of_headers
 
 
 def hashed(texts: list[str | None]) -> np.ndarray:
@@ -54,7 +55,7 @@ def test_within_the_window_every_id_is_stored_once(commits: list[list[str | None
     st.integers(0, 3_000_000),
     st.lists(st.tuples(st.integers(0, 2_500_000), st.lists(texts, min_size=1, max_size=8)), max_size=30),
 )
-def test_an_id_is_found_for_at_least_the_window_and_less_than_two(
+def test_an_id_is_found_for_the_window_and_no_longer(
     began_us: int, commits: list[tuple[int, list[str | None]]]
 ) -> None:
     """By the timestamps alone: a second window, filled late from what was stored, finds the same."""
@@ -72,8 +73,7 @@ def test_an_id_is_found_for_at_least_the_window_and_less_than_two(
             ages = [
                 time_us - one for ids_then, _, one in stored if text is not None and (ids_then == ids[at]).all(1).any()
             ]
-            assert found[at] < 0 or (text is not None and min(ages) < 2 * window_us)
-            assert found[at] >= 0 or not ages or min(ages) >= window_us
+            assert (found[at] >= 0) == (bool(ages) and min(ages) < window_us)
         fresh = found == -1
         offsets = np.arange(len(stored) * 100, len(stored) * 100 + fresh.sum())
         window.remember(ids[fresh], offsets, time_us)
@@ -83,15 +83,18 @@ def test_an_id_is_found_for_at_least_the_window_and_less_than_two(
 
 def test_rows_of_one_stored_batch_count_from_their_own_timestamps() -> None:
     window, ids = DedupeWindow(1.0), hashed(["a", "b", "c"])
-    window.remember_stored(ids, np.arange(3), np.array([500_000, 1_500_000, 2_500_000]))
+    window.remember_stored(ids, np.arange(3), np.array([500_000, 1_600_000, 2_500_000]))
     assert window.find(ids, 2_500_000).tolist() == [-1, 1, 2]
 
 
-def test_id_is_forgotten_after_at_most_two_windows() -> None:
+@pytest.mark.parametrize("began_us", [0, 1, 700_000, 999_999])
+def test_id_is_found_until_the_window_ends_and_then_stored_anew(began_us: int) -> None:
     window, ids = DedupeWindow(1.0), hashed(["a"])
-    window.remember(ids, np.array([5]), 0)
-    assert window.find(ids, 999_999)[0] == 5
-    assert window.find(ids, 2_000_001)[0] == -1
+    window.remember(ids, np.array([5]), began_us)
+    assert window.find(ids, began_us + 999_999)[0] == 5
+    assert window.find(ids, began_us + 1_000_000)[0] == -1
+    window.remember(ids, np.array([6]), began_us + 1_000_000)
+    assert window.find(ids, began_us + 1_999_999)[0] == 6
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +102,9 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     window = DedupeWindow(1e6)
     for start in range(0, 20_000, 500):
         window.remember(hashed([f"id-{at}" for at in range(start, start + 500)]), np.arange(500), start)
-    assert window.shortened > 0
+    assert window.shortened_to_us(20_000) == 20_000 - window.known_from_us
+    assert 1000 <= 20_000 - window.known_from_us <= 2000, "the newest ids are known in any case"
+    assert window.find(hashed([f"id-{at}" for at in range(19_000, 20_000)]), 20_000).min() >= 0
     assert window._present.count + window._before.count <= 3000
     assert window.find(hashed(["id-19999"]), 20_000)[0] == 499
 

@@ -67,6 +67,16 @@ def test_acks_of_a_deleted_consumer_count(is_recorded: bool) -> None:
     assert removable(found) == ([] if is_recorded else [1])
 
 
+def test_acks_of_a_consumer_that_is_deleted_while_others_are_recorded_count() -> None:
+    found, log = retention("workqueue")
+    assert removable(found, 3) == [2]
+    found.take_acked(SimpleNamespace(machine=Machine(5)))  # type: ignore[arg-type]
+    found.recorded()
+    assert not found.is_complete
+    log.visibility.removed.all |= BitMap64([2])
+    assert removable(found) == [4]
+
+
 @pytest.mark.parametrize(
     ("first", "end", "is_complete"), [(0, 0, True), (10, 10, True), (0, 10, False), (9, 10, False)]
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.served import ServedConsumer
@@ -25,15 +27,26 @@ class Leaf:
     def __init__(self) -> None:
         self.is_up = self.is_writable = True
         self.max_payload_bytes = 1 << 20
+        self.written_bytes = 0
+        self.taken_bytes: int | None = None  # by the kernel, which takes no more; None: it takes all
         self.sent: list[bytes] = []
         self.interest = SimpleNamespace(has=lambda *_: True, groups=lambda _: frozenset[str]())
 
     def send_now(self, protocol: bytes | memoryview) -> bool:
+        if not self.is_up:
+            return False
+        self.written_bytes += len(protocol)
         self.sent.append(bytes(protocol))
         return True
 
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self.taken_bytes is None else self.written_bytes - self.taken_bytes
+
     async def drain(self) -> None:
-        """Nothing is unsent."""
+        """Until the server has accepted what was sent."""
+        await asyncio.sleep(0)
+        self.is_writable = self.is_up
 
     @property
     def delivered(self) -> int:
@@ -76,11 +89,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def served_from(folder: Path, story: Callable[[ServedConsumer, Owner], Coroutine[Any, Any, None]]) -> None:
+def served_from(
+    folder: Path, story: Callable[[ServedConsumer, Owner], Coroutine[Any, Any, None]], *, ack_policy: Any = "explicit"
+) -> None:
     """A pull consumer of ten messages."""
     log = open_log(folder)
     log.append(rows([b"%d" % number for number in range(10)]), NOW_US)
-    config = ConsumerConfig(durable_name="C", ack_policy="explicit", max_waiting=512)
+    config = ConsumerConfig(durable_name="C", ack_policy=ack_policy, max_waiting=512)
     record = ConsumerRecord(created_us=NOW_US, config=config, start=1, resume=1)
 
     async def run() -> None:
@@ -148,3 +163,48 @@ def test_request_waits_while_the_server_accepts_less_than_is_sent(tmp_path: Path
         await until(lambda: owner.leaf.delivered == 2)
 
     served_from(tmp_path, story)
+
+
+@pytest.mark.parametrize("ack_policy", ["explicit", "none"])
+def test_nothing_is_assigned_when_the_connection_is_lost_while_messages_are_read(
+    tmp_path: Path, ack_policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        read = served._read
+
+        async def read_and_lose(log: Any, wanted: Any) -> Any:
+            found = await read(log, wanted)
+            owner.leaf.is_up = owner.leaf.is_writable = False
+            return found
+
+        monkeypatch.setattr(ServedConsumer, "_read", lambda self, log, wanted: read_and_lose(log, wanted))
+        pull(served, 4)
+        await until(lambda: served._pump is None and not owner.leaf.is_up)
+        assert (served.machine.next_seq, len(served.machine.pulls)) == (1, 1)
+        monkeypatch.undo()
+        served.link_is_down()
+        owner.leaf.is_up = owner.leaf.is_writable = True
+        served.wake()
+        await until(lambda: owner.leaf.delivered == 4)
+
+    served_from(tmp_path, story, ack_policy=ack_policy)
+
+
+def test_messages_without_acks_that_were_not_sent_are_taken_back(tmp_path: Path) -> None:
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        pull(served, 2)
+        await until(lambda: owner.leaf.delivered == 2)
+        owner.leaf.taken_bytes = owner.leaf.written_bytes
+        pull(served, 3)
+        pull(served, 1)
+        await until(lambda: owner.leaf.delivered == 6)
+        assert served.machine.next_seq == 7
+        served.link_is_down()
+        assert (served.machine.next_seq, served.machine.delivered) == (3, (2, 2))
+        owner.leaf.taken_bytes = None
+        pull(served, 8)
+        await until(lambda: owner.leaf.delivered == 6 + 8)
+        served.link_is_down()
+        assert served.machine.next_seq == 11, "all of it was sent"
+
+    served_from(tmp_path, story, ack_policy="none")

@@ -92,6 +92,7 @@ class LedConsumers:
         self._number = 0
         self._windows: dict[ServedConsumer, int] = {}  # the one that was used last is the last one
         self._storing = asyncio.Lock()
+        self._moves_start = False  # messages were removed, and the start of the log does not show it yet
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
         self._purged_below = stream.record.purged_below
@@ -451,9 +452,9 @@ class LedConsumers:
             state = state_of(served.machine, self.now_us())
             records.append(consumer_records.state(served.name, served.id, state.to_bytes()))
         try:
-            removed = await self.retention.removable(changed)
-            if removed:
+            if removed := await self.retention.removable(changed):
                 records += self._records_of(self.stream, removed)
+                self._moves_start = True
             if records:
                 await self.stream.append_companion(records)
         except (NatslogError, asyncio.CancelledError):
@@ -462,10 +463,11 @@ class LedConsumers:
             self.retention.not_recorded()
             raise
         self.retention.recorded()
-        if removed:
-            await in_thread(self.readers, self.retention.removed, removed)
         if answers:
             await self.stream.send(b"".join(b"PUB %b 0\r\n\r\n" % bytes_of(reply) for reply in answers))
+        if self._moves_start:  # also if that has failed before
+            await in_thread(self.readers, self.retention.move_start)
+            self._moves_start = False
 
     # ---- what the API shows ----
 
@@ -488,5 +490,4 @@ class LedConsumers:
 
     def link_is_down(self) -> None:
         for served in self.consumers.values():
-            if served.record.config.is_push:
-                served.machine.interest(False, self.now_us())
+            served.link_is_down()

@@ -48,6 +48,7 @@ _NONE = np.empty(0, np.int64)
 _POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 Pair = tuple[int, int]
+Reached = tuple[int, Pair, int, Longs]
 """Consumer sequence, stream sequence."""
 
 
@@ -568,6 +569,17 @@ class Consumer:
             self._track(seqs[:count], found, is_again, now_us)
             self.num_pending = num_pending if is_again else max(0, num_pending - count)
         return found
+
+    @property
+    def reached(self) -> Reached:
+        """To be given to `take_back`. Of a consumer without acks."""
+        return self.next_seq, self.delivered, self.num_pending, self.skip
+
+    def take_back(self, reached: Reached) -> None:
+        """What was delivered since then, without acks, was not sent: it is delivered again."""
+        self.next_seq, self.delivered, self.num_pending, self.skip = reached
+        self.floor = self.delivered
+        self.is_changed = True
 
     def _to_pulls(self, sizes: Longs, now_us: int) -> Delivery:
         taken = self.pulls.assign(sizes, now_us)

@@ -39,6 +39,7 @@ class Retention:
     def __init__(self, led: LedConsumers) -> None:
         self._led = led
         self._acked: list[Longs] = []  # sequences that may not be needed any more: kept until that is recorded
+        self._looked_at: list[Longs] = []  # those of them that the last call of `removable` has looked at
         self._checked = 0  # offset: of messages below it, those that no consumer reads are removed
         self._checking = 0  # offset: from where on the call of `removable` looks at messages
 
@@ -51,7 +52,7 @@ class Retention:
     def is_complete(self) -> bool:
         """Whether all messages were looked at, and those that no consumer needs are removed."""
         start, end = self._unchecked
-        return not self._acked and (self.policy != "interest" or start >= end)
+        return not (self._acked or self._looked_at) and (self.policy != "interest" or start >= end)
 
     @property
     def _unchecked(self) -> tuple[int, int]:
@@ -80,13 +81,13 @@ class Retention:
         self._checking = self._checked
         for served in changed:
             self.take_acked(served)
-        policy = self.policy
+        policy, found = self.policy, BitMap64()
+        acked, self._acked = self._acked, []  # more may come while these are looked at
         if policy == "limits":
-            return BitMap64()
-        found = BitMap64()
-        if self._acked:
-            self._acked = [np.unique(np.concatenate(self._acked))]
-            seqs = self._acked[0]
+            return found
+        self._looked_at += acked
+        if self._looked_at:
+            seqs = np.unique(np.concatenate(self._looked_at))
             found |= offset_set(seqs - 1) if policy == "workqueue" else await self._unneeded_of(seqs)
         if policy == "interest":
             found |= await self._unneeded_since()
@@ -95,14 +96,15 @@ class Retention:
 
     def recorded(self) -> None:
         """What the last call of `removable` returned is in the companion log."""
-        self._acked = []
+        self._looked_at = []
 
     def not_recorded(self) -> None:
         """What the last call of `removable` looked at is looked at again."""
         self._checked = min(self._checked, self._checking)
+        self._acked, self._looked_at = self._looked_at + self._acked, []
 
-    def removed(self, offsets: BitMap64) -> None:
-        """They are recorded. What lies before the first message that is left is past a limit. Blocks."""
+    def move_start(self) -> None:
+        """What lies before the first message that is left is past a limit. Blocks."""
         log = self._led.stream.usable_log()
         start, end = log.first_readable_offset, log.high_watermark
         log.limit_start(log.visibility.removed_below(end).next_visible(start, end))

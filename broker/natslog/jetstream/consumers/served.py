@@ -2,8 +2,10 @@
 
 Theory of operation. Acks, pull requests and confirmations come over the connection of the stream, as columns, in the
 order in which a client sent them; the machine takes them at once. One task, the pump, delivers as long as the machine
-wants messages: it reads them in a thread, lets the machine assign them, and sends them on the leafnode connection; no
-task runs between assigning and sending, so that nothing is assigned that is not sent.
+wants messages: it reads them in a thread, lets the machine assign them, and sends them on the leafnode connection.
+Nothing is assigned while the connection is down or does not accept more, and no task runs between assigning and
+sending. Where the connection ends before the kernel has taken what was sent, messages that wait for no ack are taken
+back; others are delivered again when their time to be acked ends.
 
 A reply subject whose subscription is not known here yet may be on its way: then the leafnode connection is asked, and
 the request waits for that answer.
@@ -13,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import numpy as np
 
 from natslog.errors import CorruptLog, NatslogError
-from natslog.jetstream.consumers.machine import Consumer, Delivery, Wanted
+from natslog.jetstream.consumers.machine import Consumer, Delivery, Reached, Wanted
 from natslog.jetstream.consumers.nak import delay_us_of
 from natslog.jetstream.consumers.pending import Longs
 from natslog.jetstream.consumers.pulls import Status, status
@@ -83,6 +86,7 @@ class ServedConsumer:
         "_owner",
         "_prefix",
         "_pump",
+        "_unsent",
         "_wakes",
         "ack_prefix",
         "flow_prefix",
@@ -115,6 +119,7 @@ class ServedConsumer:
         self._pump: asyncio.Task[None] | None = None
         self._wakes = self._has_begun = False
         self._asked = 0
+        self._unsent: deque[tuple[int, Reached]] = deque()  # written bytes, where it was before what ends there
 
     def subjects(self, api_prefix: str) -> tuple[str, ...]:
         """What it receives."""
@@ -330,6 +335,9 @@ class ServedConsumer:
             window, left = await self._read(log, wanted)
             if self.is_closed:
                 return
+            if not owner.leaf.is_writable:  # the connection was lost meanwhile, or others have filled it
+                await owner.leaf.drain()
+                continue
             if not owner.may_deliver:  # looks again later
                 asyncio.get_running_loop().call_later(_NO_SESSION_S, self.wake)
                 break
@@ -418,6 +426,7 @@ class ServedConsumer:
     def _assign(self, window: Window, first: int, count: int, left: int, *, is_again: bool) -> int:
         """Returns how many of these messages were sent."""
         machine, now_us = self.machine, self._owner.now_us()
+        reached = machine.reached
         batch = window.batch(first, count, headers_only=machine.config.headers_only)
         found = machine.deliver(batch, is_again=is_again, now_us=now_us, num_pending=left)
         start = 0
@@ -426,7 +435,26 @@ class ServedConsumer:
             self.send([one])
             start = before
         self._send_messages(window, first, found, start, found.count)
+        if found.count and machine.config.ack_policy == "none":
+            self._note_unsent(reached)
         return found.count
+
+    def _note_unsent(self, reached: Reached) -> None:
+        leaf = self._owner.leaf
+        sent_bytes = leaf.written_bytes - leaf.unsent_bytes
+        while self._unsent and self._unsent[0][0] <= sent_bytes:
+            self._unsent.popleft()
+        if not leaf.is_up or leaf.unsent_bytes:
+            self._unsent.append((leaf.written_bytes, reached))
+
+    def link_is_down(self) -> None:
+        """What the kernel had not taken when this was last looked at is lost."""
+        if self._unsent:
+            self.machine.take_back(self._unsent[0][1])
+            self._unsent.clear()
+        if self.machine.config.is_push:
+            self.machine.interest(False, self._owner.now_us())
+        self._owner.changed(self)
 
     def _send_messages(self, window: Window, first: int, found: Delivery, start: int, end: int) -> None:
         if start == end:

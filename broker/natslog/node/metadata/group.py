@@ -121,7 +121,7 @@ class MetadataGroup:
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="raft")
         self._news = asyncio.Event()
         self._applied_something = asyncio.Event()
-        self._waiting: dict[str, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}  # of each request that waits, by proposal
         self._reads: dict[int, asyncio.Future[Index]] = {}
         self._read_numbers = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -249,9 +249,9 @@ class MetadataGroup:
             self._on_applied()
 
     def _complete(self, proposal_id: str, outcome: Outcome) -> None:
-        future = self._waiting.get(proposal_id)
-        if future is not None and not future.done():
-            future.set_result(outcome)
+        for future in self._waiting.get(proposal_id, ()):
+            if not future.done():
+                future.set_result(outcome)
 
     async def _compact(self) -> None:
         if self.raft.log.pending_snapshot is not None:
@@ -351,7 +351,8 @@ class MetadataGroup:
         require_storable(msgspec.to_builtins(command))
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)
-        future = self._waiting.setdefault(proposal.id, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(proposal.id, []).append(future)
         try:
             async with asyncio.timeout(_PROPOSE_WITHIN_S):
                 while not future.done():
@@ -364,7 +365,9 @@ class MetadataGroup:
         except TimeoutError as error:
             raise self.unavailable() from error
         finally:
-            self._waiting.pop(proposal.id, None)
+            self._waiting[proposal.id].remove(future)
+            if not self._waiting[proposal.id]:
+                del self._waiting[proposal.id]
 
     def unavailable(self) -> MetadataUnavailable:
         voters = self.raft.membership.voters

@@ -90,7 +90,9 @@ class FetchRequest(msgspec.Struct, frozen=True, tag="fetch?", array_like=True):
 
 
 class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Of one stream. Its `length` bytes of the payload are whole batches, from the position asked for on."""
+    """Of one stream. Its `length` bytes of the payload are whole batches, from the position asked for on. `ids_serial`:
+    of the message ids that the leader keeps of removed rows (`kept_ids`); 0: it keeps none, or does not know of this.
+    """
 
     stream_id: StreamName
     epoch: EpochCount
@@ -98,6 +100,7 @@ class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
     high_watermark: Count
     log_start_offset: Count
     length: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_BYTES)] = 0
+    ids_serial: Count = 0
 
 
 class FetchResponse(msgspec.Struct, frozen=True, tag="fetch!", array_like=True):

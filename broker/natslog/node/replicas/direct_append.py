@@ -37,13 +37,13 @@ from natslog.errors import (
     ShuttingDown,
     StorageFailed,
 )
-from natslog.ingest.dedupe import Ids, ids_of_headers
 from natslog.log_events import event
 from natslog.model import Appended, OnConflict, PartReceipt
 from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.staging import BatchKey, StagedPart, Staging, rows_of
 from natslog.node.writes.stream_ingest import StreamIngest
+from natslog.wire.message_ids import Ids, ids_of_headers
 from natslog.wire.row_hashes import sum_digests
 
 logger = logging.getLogger("natslog.node")

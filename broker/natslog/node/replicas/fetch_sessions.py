@@ -211,6 +211,7 @@ class FetchSession:
                 stream.high_watermark,
                 log.first_readable_offset,
                 sum(len(piece) for piece in data),
+                log.kept_ids.serial,
             ),
             data,
         )

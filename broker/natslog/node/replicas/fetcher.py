@@ -24,6 +24,7 @@ from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import monotonic_ms, now_us
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
+from natslog.node.peers.pieces import ask_for_pieces
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
@@ -71,6 +72,7 @@ class Fetcher:
         self._response: asyncio.Future[tuple[FetchResponse, memoryview]] | None = None
         self._session_of: object = None
         self._something = asyncio.Event()
+        self._adopting: dict[StreamId, asyncio.Task[None]] = {}
         self._usual_s = 1.0
         self._complained_s = -_COMPLAIN_EVERY_S
         self._task = asyncio.create_task(self._run(), name=f"fetching from broker {leader}")
@@ -163,6 +165,10 @@ class Fetcher:
             return self._append(log, stream, answer.epoch, data)
 
         stream.leader_starts_at(answer.epoch, answer.log_start_offset)  # first: a full disk may need what it frees
+        if isinstance(stream, HostedStream) and stream.lacks_ids(answer.epoch, answer.ids_serial):
+            if stream.id not in self._adopting:  # beside the fetches of other streams; then this one is asked again
+                self._adopting[stream.id] = asyncio.create_task(self._adopt_ids(stream, answer))
+            return
         try:
             has_changed = await stream.answered(
                 answer.epoch, answer.verdict, append if answer.length else None, answer.high_watermark
@@ -176,6 +182,17 @@ class Fetcher:
         if has_changed:
             self._changed[stream.id] = None
         elif not isinstance(answer.verdict, Matching) or answer.length or stream.is_behind(answer.high_watermark):
+            self._again(stream)
+
+    async def _adopt_ids(self, stream: HostedStream, answer: FetchAnswer) -> None:
+        try:
+            if (link := self._link()) is not None:
+                data = await ask_for_pieces(link, "kept_ids", stream_id=stream.id)
+                await stream.adopt_ids(answer.epoch, answer.ids_serial, data)
+        except NatslogError as error:
+            self._complain(stream, error)
+        finally:
+            del self._adopting[stream.id]
             self._again(stream)
 
     def _complain(self, stream: Followed, error: NatslogError) -> None:
@@ -222,8 +239,10 @@ class Fetcher:
 
     async def close(self) -> None:
         """No write is in progress when this returns."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        tasks = [self._task, *self._adopting.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:

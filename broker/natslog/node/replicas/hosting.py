@@ -18,8 +18,9 @@ from natslog.cluster.commands import LeaveReplicas, StopBroker
 from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
-from natslog.errors import NatslogError
+from natslog.errors import BrokerUnavailable, CorruptLog, NatslogError
 from natslog.log import StoreLimit
+from natslog.log.stored_ids import NO_IDS
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, stream_of_companion
 from natslog.node.clock import monotonic_ms
@@ -27,12 +28,15 @@ from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
+from natslog.node.peers.pieces import piece
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
+from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.proposals import Proposals
 from natslog.node.replicas.services import OnBug, Services
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.threads import in_thread
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.wire.lanes import NatsLanes
 
@@ -204,6 +208,26 @@ class Hosting:
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
         return [where for stream in self.streams.values() for where in stream.unproven_positions()]
+
+    # ---- for other brokers ----
+
+    async def kept_ids(self, stream_id: str, at: int) -> dict[str, Any]:
+        """Message ids that the log here keeps of removed rows (`StoredIds`), from byte `at` on. None if they are
+        damaged: who leads reports that.
+
+        Raises:
+            BrokerUnavailable: there is no log of this stream here. StorageFailed: they cannot be read.
+        """
+        stream = self.find(StreamId(stream_id))
+        if stream is None or stream.log is None:
+            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        try:
+            found = await in_thread(self._readers, stream.log.kept_ids.read)
+        except CorruptLog:
+            found = NO_IDS
+        except OSError as error:
+            raise storage_error(error, f"stream {stream.name!r}: message ids cannot be read") from error
+        return piece(found.to_bytes(), at)
 
     # ---- the end ----
 

@@ -47,7 +47,7 @@ class LogFolder:
             count = max(record.settings.replicas, len(record.replicas))  # while their number is being changed
             settings = msgspec.structs.replace(record.settings, replicas=count)
             if self.is_companion:  # nothing in it expires, and no limit of the stream counts it
-                settings = StreamSettings(subject=record.settings.subject, replicas=count)
+                settings = StreamSettings(subject=record.settings.subject, replicas=count, dedupe_window_s=0.0)
             is_importing = record.import_state == "importing" and not self.is_companion
             options = replace(self.options, appends_copies=is_importing)
             log = ReplicaLog(self.path, record.id, settings, options, must_exist=must_exist)

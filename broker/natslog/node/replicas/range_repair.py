@@ -12,9 +12,7 @@ damage at the same place, nothing is changed, and the exact offsets are reported
 
 from __future__ import annotations
 
-import binascii
 import logging
-from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from itertools import pairwise
@@ -23,7 +21,6 @@ from typing import Any, TypeAlias
 from natslog.cluster.features import SCRUB_LEVEL
 from natslog.errors import (
     BrokerUnavailable,
-    CorruptAnswer,
     CorruptLog,
     NatslogError,
     OffsetOutOfRange,
@@ -35,6 +32,7 @@ from natslog.log.sealed import SealedSegment
 from natslog.log_events import event
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
+from natslog.node.peers.pieces import ask_for_pieces, piece
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.stream import HostedStream
@@ -42,8 +40,6 @@ from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.node")
 
-_PIECE_BYTES = 2 * 1024 * 1024
-_PIECE_WITHIN_S = 10.0
 _ACCEPTED_WITHIN_S = 60.0
 
 ReplicaLoss: TypeAlias = dict[str, Any]
@@ -255,19 +251,9 @@ class RangeRepairs:
         raise next(error for error in refusals if not isinstance(error, CorruptLog))
 
     async def _batch(self, broker: BrokerId, stream_id: StreamId, start: int, end: int) -> bytes:
-        message = b""
-        while True:
-            if (link := self._cluster.link_to(broker)) is None:
-                raise BrokerUnavailable(f"broker {broker} is not connected")
-            asked = {"stream_id": stream_id, "start": start, "end": end, "at": len(message)}
-            found = await link.ask("stored_batches", _PIECE_WITHIN_S, **asked)
-            try:
-                piece, total = b64decode(found["data"], validate=True), int(found["total"])
-            except (binascii.Error, TypeError, ValueError, KeyError) as error:
-                raise CorruptAnswer(f"broker {broker} sent a batch that cannot be decoded: {error}") from error
-            message += piece
-            if not piece or len(message) >= total:
-                return message
+        if (link := self._cluster.link_to(broker)) is None:
+            raise BrokerUnavailable(f"broker {broker} is not connected")
+        return await ask_for_pieces(link, "stored_batches", stream_id=stream_id, start=start, end=end)
 
 
 class _NotRepairable(NatslogError):
@@ -323,5 +309,4 @@ def _piece(log: ReplicaLog, start: int, end: int, at: int) -> dict[str, Any]:
     with log.reader.plan_read(start, end, max_bytes=1, uncommitted=True) as plan:
         cut = next(filter(None, plan.take_uneven()), None)  # one batch: it begins too early, or ends too late
         messages: list[bytes | memoryview] = [*plan.messages()] if cut is None else [cut]
-    message = messages[0]
-    return {"data": b64encode(message[at : at + _PIECE_BYTES]).decode(), "total": len(message)}
+    return piece(messages[0], at)

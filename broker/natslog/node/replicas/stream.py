@@ -44,6 +44,7 @@ from natslog.cluster.replica_steps import (
 from natslog.cluster.roles import BeginAt, CutTo, FetchPosition, FollowerReplica, LeaderReplica, Verdict
 from natslog.cluster.stream_changes import importing
 from natslog.errors import (
+    CorruptAnswer,
     CorruptLog,
     InvalidRequest,
     NatslogError,
@@ -59,6 +60,7 @@ from natslog.log.erasing import ErasedOffsets
 from natslog.log.removed import from_bytes
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment
+from natslog.log.stored_ids import StoredIds
 from natslog.log.visibility import Expiry, Rule
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings, companion_id
@@ -563,6 +565,25 @@ class HostedStream:
     def is_behind(self, leader_high_watermark: int) -> bool:
         """Whether the leader has committed more than the log here holds."""
         return self._log is not None and leader_high_watermark > self._log.log_end_offset
+
+    def lacks_ids(self, epoch: Epoch, serial: int) -> bool:
+        return self._replica.lacks_ids(epoch, serial)
+
+    async def adopt_ids(self, epoch: Epoch, serial: int, data: bytes) -> None:
+        """Message ids that the leader keeps of removed rows, as `kept_ids` has answered.
+
+        Raises:
+            CorruptAnswer: they are none. StorageFull, StorageFailed: they could not be stored.
+        """
+        try:
+            found = StoredIds.from_bytes(data)
+        except ValueError as error:
+            raise CorruptAnswer(f"stream {self.name!r}: the leader sent message ids that are incomplete") from error
+        try:
+            await self._in_thread(self.usable_log().adopt_ids, found)
+        except OSError as error:
+            raise storage_error(error, f"stream {self.name!r}: message ids could not be stored") from error
+        self._replica.adopted_ids(epoch, serial)
 
     async def answered(
         self,

@@ -293,6 +293,7 @@ def _tried(stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], bool
 
 def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
     log.checkpoint()
+    log.expire_ids()
     return True
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from natslog.cluster.commands import FinalizeUpgrade, SetCursor
+from natslog.cluster.commands import BrokerRecord, FinalizeUpgrade, Proposal, RegisterBroker, SetCursor
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import Member, Snapshot
 from natslog.errors import StreamNotFound
 from natslog.model import BrokerId, Offset, StreamId
-from natslog.node.metadata.group import MetadataGroup, founding_snapshot
+from natslog.node.metadata.group import MetadataGroup, Request, founding_snapshot
 
 ME = BrokerId(1)
 
@@ -80,5 +80,35 @@ def test_raft_log_is_in_the_format_of_the_feature_level(tmp_path: Path, level: i
         )
         assert again.state.feature_level == 2
         await again.stop()
+
+    asyncio.run(run())
+
+
+def test_a_change_requested_twice_ends_for_both_also_where_the_first_gives_up(tmp_path: Path) -> None:
+    """A client that disconnects and repeats its request with the same id."""
+
+    def ignored(*arguments: Any) -> None:
+        """No server listens."""
+
+    async def run() -> None:
+        group = MetadataGroup(
+            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+        )
+        membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
+        group.found(founding_snapshot(Metadata(cluster_id="c", feature_level=2), membership))
+        group.start()
+        propose_once, held = group._propose_once, list[Proposal]()
+        group._propose_once = held.append  # type: ignore[method-assign]
+        register = RegisterBroker(broker=BrokerRecord(id=ME, url="http://127.0.0.1:1", directory="d", nonce="n"))
+        first, second = (asyncio.create_task(group.propose(register, Request("one", "client"))) for _ in range(2))
+        async with asyncio.timeout(30):
+            while len(held) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            first.cancel()
+            await asyncio.wait([first])
+            propose_once(held[0])
+            assert await second
+        assert not group._waiting
+        await group.stop()
 
     asyncio.run(run())

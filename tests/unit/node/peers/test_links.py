@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from natslog.cluster.commands import BrokerRecord
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.roles import Matching
 from natslog.consensus import AppendRequest, Index, Term
 from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, NotReady, natslog_version
@@ -58,7 +59,7 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
             link = one.links.of(BrokerId(2))
             assert link is not None
             assert link.peer is not None
-            assert (link.peer.min_level, link.peer.max_level) == (1, 2)
+            assert (link.peer.min_level, link.peer.max_level) == (1, LATEST_LEVEL)
             for number in range(100):
                 assert link.send(NatsReachability(number % 2 == 0))
             await until(lambda: len(other.frames) == 100)

@@ -1,0 +1,55 @@
+"""The leader of a stream stores the states of its consumers, and answers confirmed acks when they are stored."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyroaring import BitMap64
+
+from natslog.errors import CorruptLog
+from natslog.jetstream.consumers.leading import LedConsumers
+
+
+def test_answer_to_a_stored_ack_does_not_depend_on_what_follows() -> None:
+    """The start of the log could not be moved, although the removal was committed: that is tried again."""
+    sent: list[bytes] = []
+    moves: list[bool] = []
+
+    def move_start() -> None:
+        moves.append(True)
+        if len(moves) == 1:
+            raise CorruptLog("a footer is damaged")
+
+    async def nothing(*_: object) -> None:
+        """It is appended."""
+
+    async def send(data: bytes) -> None:
+        sent.append(data)
+
+    async def removable(_: object) -> BitMap64:
+        return BitMap64([1]) if not moves else BitMap64()
+
+    led: Any = SimpleNamespace(
+        _answers=["_INBOX.ack"],
+        _changed=set(),
+        _moves_start=False,
+        _records_of=lambda stream, removed: [b"record"],
+        readers=None,
+        stream=SimpleNamespace(append_companion=nothing, send=send),
+        retention=SimpleNamespace(removable=removable, recorded=lambda: None, move_start=move_start),
+    )
+
+    async def story() -> None:
+        with pytest.raises(CorruptLog):
+            await LedConsumers._store_now(led)
+        assert sent == [b"PUB _INBOX.ack 0\r\n\r\n"]
+        await LedConsumers._store_now(led)
+        assert len(sent) == 1
+        assert len(moves) == 2
+        await LedConsumers._store_now(led)
+        assert len(moves) == 2
+
+    asyncio.run(story())
