@@ -391,6 +391,12 @@ class NotReady(NatslogError):
     code, status, retriable = "not_ready", 503, True
 
 
+class Starting(NatslogError):
+    """The broker is starting and does not know yet who may do what: repeat the request in a moment."""
+
+    code, status, retriable = "starting", 503, True
+
+
 class BrokerUnavailable(NatslogError):
     """No broker responded: start one, or correct the address."""
 

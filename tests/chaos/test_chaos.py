@@ -15,12 +15,13 @@ FAULTS = "flip sealed bits,kill one"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(720)
 @pytest.mark.skipif(missing_for_network() is not None, reason=str(missing_for_network()))
 def test_short_run_holds_every_promise(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
     command = [sys.executable, "-m", "tests.chaos", "--minutes", "0.4", "--seed", "2", "--brokers", "3"]
     command += ["--only", FAULTS, "--publishers", "1", "--resume-within", "20", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     found = json.loads((out / "report.json").read_text())
     for name in ("newest", "states", "fading"):

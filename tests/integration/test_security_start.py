@@ -6,7 +6,10 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,53 @@ def test_the_first_start_prints_the_token_of_the_administrator_and_stores_it_now
         broker.log_path.write_text("")
         broker.start()
         eventually(lambda: "access by tokens" in broker.output(), what="it states what applies, not what is configured")
+
+
+def answers_until(
+    broker: BrokerProcess, token: str, is_last: Callable[[tuple[int, str]], bool]
+) -> set[tuple[int, str]]:
+    """Status and code of each answer to this token, up to the first one that `is_last`."""
+    found: set[tuple[int, str]] = set()
+
+    def asked() -> bool:
+        request = urllib.request.Request(f"{broker.url}/v1/whoami", headers={"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(request, timeout=30):
+                answer = (200, "")
+        except urllib.error.HTTPError as error:
+            answer = (error.code, json.loads(error.read())["error"]["code"])
+        except OSError:
+            return False  # it does not listen yet
+        found.add(answer)
+        return is_last(answer)
+
+    while not asked():
+        time.sleep(0.002)
+        assert len(found) < 10
+    return found
+
+
+@pytest.mark.long
+def test_brokers_that_start_never_refuse_a_valid_token_nor_accept_a_revoked_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were changed by commands that they apply only when a majority has started."""
+    monkeypatch.setenv("NATSLOG_SECURITY", "true")
+    with running_cluster(tmp_path) as cluster:
+        eventually(lambda: all(one.output().endswith("ready\n") for one in cluster.brokers))
+        (printed,) = [line for one in cluster.brokers for line in one.output().splitlines() if line.startswith("nlt_")]
+        admin = NatslogClient([one.url for one in cluster.brokers], ClientOptions(token=printed))
+        valid, revoked = (admin.create_token("reader")["token"] for _ in range(2))
+        admin.revoke_token(revoked.split("_")[1])
+        for token, last in ((valid, 200), (revoked, 401)):
+            for broker in cluster.brokers:
+                broker.kill()
+            for broker in cluster.brokers:
+                broker.spawn()
+            answers = answers_until(cluster.brokers[0], token, lambda answer, last=last: answer[0] in (200, last))
+            assert answers - {(503, "not_ready")} >= {(503, "starting")}, "it was asked before it knew"
+            assert {status for status, _ in answers} == {503, last}, answers
+            eventually(lambda: all(one.ready() for one in cluster.brokers))
 
 
 @pytest.mark.long

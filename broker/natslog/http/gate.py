@@ -16,7 +16,15 @@ from contextlib import ExitStack, suppress
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from natslog.errors import Forbidden, InvalidRequest, NatslogError, QuotaExceeded, StreamNotFound, Unauthorized
+from natslog.errors import (
+    Forbidden,
+    InvalidRequest,
+    NatslogError,
+    QuotaExceeded,
+    Starting,
+    StreamNotFound,
+    Unauthorized,
+)
 from natslog.http.access import AUDITED, PENDING, RIGHTS, Access, Pending, access_of, rights_of
 from natslog.http.bodies import BODY
 from natslog.http.connections import Connection
@@ -104,7 +112,7 @@ class Gate:
             if needed.kind != "open":
                 identity = self._identify(request)
             elif authorization_of(request):
-                with suppress(Unauthorized):  # what needs no credentials is answered with wrong ones, too
+                with suppress(Unauthorized, Starting):  # what needs no credentials is answered in any case
                     identity = self._identify(request)
             rights = request[RIGHTS] = self._guard.rights(identity)
             request[OWNER] = rights.owner

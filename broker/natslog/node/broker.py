@@ -147,6 +147,7 @@ class Broker:
             lambda: self.cluster.state.security,
             self.cluster.clock.latest_us,
             is_required=config.security,
+            is_current=lambda: self.cluster.registration.is_done,
             certificate_names=config.tls_identity,
         )
         self.audit = AuditLog(config.broker_id, config.audit_file)

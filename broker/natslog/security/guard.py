@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from natslog.errors import Forbidden, InvalidRequest, NotReady, Unauthorized
+from natslog.errors import Forbidden, InvalidRequest, NotReady, Starting, Unauthorized
 from natslog.security import tokens
 from natslog.security.decisions import Decisions, Patterns, is_whole, touches
 from natslog.security.records import ACTIONS, ANONYMOUS, Action, Quota, Rule, Security, check_identity, quota_of
@@ -64,6 +64,8 @@ class Guard:
     Args:
         security: the state of the metadata now. `now_us`: time of the cluster's clocks, in microseconds since 1970.
         is_required: whether nothing is permitted while `security` is None.
+        is_current: whether the state includes all that was committed when this broker started. Until then nobody is
+            identified: a token may have been created or revoked by a change that is still to be applied.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class Guard:
         now_us: Callable[[], int],
         *,
         is_required: bool = False,
+        is_current: Callable[[], bool] = lambda: True,
         certificate_names: CertificateNames = "cn",
     ) -> None:
         self._security, self._now_us = security, now_us
+        self._is_current = is_current
         self._is_required = is_required
         self._certificate_names = certificate_names
         self._decisions = Decisions(Security())
@@ -85,7 +89,8 @@ class Guard:
 
     @property
     def decisions(self) -> Decisions:
-        """Raises NotReady: security is required, and not enabled yet."""
+        """Raises Starting: the state is not current. NotReady: security is required, and not enabled yet."""
+        self._require_current()
         security = self._security()
         if security is None:
             raise NotReady(
@@ -96,6 +101,10 @@ class Guard:
             self._decisions = Decisions(security)
         return self._decisions
 
+    def _require_current(self) -> None:
+        if not self._is_current():
+            raise Starting("the broker is starting: repeat the request in a moment, or send it to another broker")
+
     # ---- who ----
 
     def identify(self, authorization: str | None, certificate: Mapping[str, Any] | None) -> Identity:
@@ -105,10 +114,11 @@ class Guard:
             authorization: the header of this name. `certificate`: verified, as `ssl.SSLSocket.getpeercert` returns it.
 
         Raises:
-            Unauthorized: the credentials are not valid.
+            Unauthorized: the credentials are not valid. Starting: that is not known yet.
         """
         if not self.is_on:
             return NO_CREDENTIALS
+        self._require_current()
         if authorization is not None:
             return self._of_token(authorization)
         if certificate:

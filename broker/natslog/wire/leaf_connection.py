@@ -51,7 +51,8 @@ class LeafConnection(asyncio.Protocol):
         info: the newest of the server. info_received: completed by the first one, with False if there was none.
         ended: completed with the reason when the connection has ended.
         permissions: what the server accepts.
-        written_bytes: written so far, sent or not. received: how often bytes came; `last_received_s`: when last, by a clock that never jumps.
+        written_bytes: written so far, sent or not.
+        received: how often bytes came; `last_received_s`: when last, by a clock that never jumps.
     """
 
     def __init__(self, interest: Interest, on_interest: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from natslog.errors import Forbidden, InvalidRequest, NotReady, Unauthorized
+from natslog.errors import Forbidden, InvalidRequest, NotReady, Starting, Unauthorized
 from natslog.security import tokens
 from natslog.security.guard import NO_CREDENTIALS, Guard, Identity
 from natslog.security.records import (
@@ -42,6 +42,21 @@ def certificate(common_name: str | None = "alice", **more: Any) -> dict[str, Any
 def test_a_token_is_the_identity_that_it_was_created_for() -> None:
     assert guard().identify(HEADER, None) == Identity("alice", TOKEN.id)
     assert guard().identify(HEADER.replace("Bearer", "bearer"), None).name == "alice"
+
+
+def test_until_the_state_is_current_no_credentials_are_judged() -> None:
+    """A token may have been created, or revoked, by a change that is still to be applied."""
+    current = [False]
+    starting = guard(is_current=lambda: current[0])
+    for header, given in ((HEADER, None), ("Bearer nlt_wrong", None), (None, certificate()), (None, None)):
+        with pytest.raises(Starting) as refused:
+            starting.identify(header, given)
+        assert (refused.value.status, refused.value.code, refused.value.retriable) == (503, "starting", True)
+    with pytest.raises(Starting):
+        starting.rights(Identity("alice", TOKEN.id)).require("manage")
+    current[0] = True
+    assert starting.identify(HEADER, None) == Identity("alice", TOKEN.id)
+    assert not guard(None, is_current=lambda: False).is_on, "there is nothing to judge by, and nothing to protect"
 
 
 @pytest.mark.parametrize(
