@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,16 +28,18 @@ from tests.cluster_harness import Cluster, ClusterBroker
 from tests.faults.hostile import KINDS
 from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running
 from tests.integration.test_access import admin_token
+from tests.integration.test_activity import events, found
 
 FILES = 1024
 
 
 @contextmanager
-def limited(folder: Path, files: int) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+def limited(folder: Path, files: int, **environment: str) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     """A broker that may open so many files."""
     folder.mkdir(parents=True, exist_ok=True)
     server = NatsServer(0, folder / "nats.log").start()
     broker = BrokerProcess(folder / "data", server.url)
+    broker.environment = environment
     broker.prefix = ["prlimit", f"--nofile={files}:{files}"]
     try:
         yield server, broker.start()
@@ -73,7 +77,9 @@ def test_more_idle_connections_than_files_leave_room_for_the_others(tmp_path: Pa
             one = idle.enter_context(connect(broker))
             one.sendall(sent)
         fds = psutil.Process(broker.pid).num_fds
-        eventually(lambda: fds() > 0.45 * FILES, what="as many connections as there may be are open")
+        eventually(
+            lambda: FILES // 16 < fds() < FILES // 4, what="newcomers of one address have an eighth of the places"
+        )
         assert broker.ready()
         assert publish_acked(nats.url, "orders", [b"a"])[0]["offset"] == 0
         broker.client().create_stream("more", "more")
@@ -84,6 +90,28 @@ def test_more_idle_connections_than_files_leave_room_for_the_others(tmp_path: Pa
         eventually(lambda: psutil.Process(broker.pid).num_fds() < 100, 30, "their files are closed")
         assert "Traceback" not in broker.output()
         assert broker.terminate() < 5
+
+
+def test_unfinished_sign_ins_take_no_places_from_others_and_leave_few_lines(tmp_path: Path) -> None:
+    """Also while their requests are received: clients without an identity have few places, and make few lines."""
+    with limited(tmp_path / "own", FILES, NATSLOG_SECURITY="true") as (_, broker), ExitStack() as unfinished:
+        head = b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        for _ in range(FILES):
+            unfinished.enter_context(connect(broker)).sendall(head)
+        with admin_of(broker) as admin:
+            admin.create_stream("orders", "orders")
+            for _ in range(20):
+                request = urllib.request.Request(f"{broker.url}/v1/session", method="DELETE")
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    assert answer.status == 204
+            assert psutil.Process(broker.pid).num_fds() < FILES // 4
+            admin.delete_stream("orders")
+            last = found(admin, "stream.deleted", stream="orders")
+            assert not [one for one in events(admin) if "/v1/session" in json.dumps(one)], "nothing was signed out of"
+            assert last["identity"] == "admin"
+        audit = [line for line in broker.output().splitlines() if "natslog.audit" in line and "/v1/session" in line]
+        assert len(audit) <= 2, "a line for an address and minute"
+        assert "Traceback" not in broker.output()
 
 
 @pytest.mark.long

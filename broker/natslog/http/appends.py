@@ -22,7 +22,7 @@ from natslog import tracing
 from natslog.errors import InvalidRequest
 from natslog.http import shapes
 from natslog.http.access import LIMITS, access, limits_of, rights_of
-from natslog.http.bodies import read_body
+from natslog.http.bodies import chunks_of, read_body
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.http.shapes import shape_response
 from natslog.ingest.staged_rows import RowRules
@@ -72,7 +72,7 @@ async def stage(request: web.Request) -> web.Response:
     key, rules = _key(request, stream), _rules(request, stream, values.get("subject"))
     if (request.content_length or 0) > broker.staging.max_bytes:
         raise broker.staging.too_large(request.content_length or 0)
-    chunks = request.app[LIMITS].received(rights_of(request), request.content.iter_any())
+    chunks = request.app[LIMITS].received(rights_of(request), chunks_of(request))
     staged = await broker.staging.receive(key, part, attempt, rules, chunks)
     receipt = msgspec.structs.asdict(staged.receipt)
     return shape_response(shapes.StagedPart(**receipt, bytes=staged.size_bytes))

@@ -1,20 +1,33 @@
-"""Request bodies that are read into memory: their size, number and time are limited."""
+"""Request bodies that are read into memory: their size, number, time, and rate for each identity are limited."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import HttpVersion11, web
 
 from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from natslog.http.access import LIMITS, rights_of
+from natslog.http.context import BODY
 
 MAX_BODY_BYTES = 64 * 1024
 """Of all requests but uploads and commits."""
-BODY = web.RequestKey("body", bytes)
 _LARGE_BYTES = 80 * 1024 * 1024
 _WITHIN_S = 30.0
+
+
+async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
+    """What is received of a body. Raises ConnectionResetError: the client has disconnected; web.RequestPayloadError."""
+    try:
+        async for chunk in request.content.iter_any():
+            yield chunk
+    except RuntimeError as error:  # of aiohttp, which has no type for it
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        raise ConnectionResetError("the client disconnected while its request was received") from error
 
 
 class Bodies:
@@ -28,7 +41,8 @@ class Bodies:
         body, large_bytes = bytearray(), 0
         try:
             async with asyncio.timeout(_WITHIN_S):
-                async for chunk in request.content.iter_any():
+                async for chunk in chunks_of(request):
+                    request.app[LIMITS].took(rights_of(request), len(chunk))
                     body += chunk
                     if len(body) > most_bytes:
                         raise PayloadTooLarge(

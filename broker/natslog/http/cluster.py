@@ -22,6 +22,7 @@ from natslog.errors import (
 from natslog.http import shapes
 from natslog.http.access import access
 from natslog.http.bodies import json_body, read_body
+from natslog.http.connections import connection_of
 from natslog.http.context import BROKER, broker_of, leading, query, request_id
 from natslog.http.shapes import shape_response
 from natslog.model import BrokerId
@@ -76,6 +77,7 @@ async def link(request: web.Request) -> web.WebSocketResponse:
     if opened is None:
         return await _refuse_protocol_1(request)
     peer, session = cluster.reception.admitted(opened)
+    connection_of(request).proved()
     socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=PING_S)
     await socket.prepare(request)
     with handling(""):  # what arrives on the link belongs to other requests, or to none

@@ -7,6 +7,10 @@ connection has a request in progress, new ones are still accepted, up to `_RESER
 brokers and operators (`ALWAYS_ANSWERED`) are answered on them; all others get 503. Beyond that it is closed at once.
 TLS handshakes are not counted as open yet: `tls_port` limits them.
 
+A connection is a newcomer until a request on it has shown that its client may do something here (`proved`). Newcomers
+have half of the places, and those of one address an eighth; one more ends the oldest of them, also while its request is
+being received. One that is idle is closed after `_NEWCOMER_S`.
+
 All of this belongs to the event loop.
 """
 
@@ -25,6 +29,7 @@ from natslog.http.context import REQUEST_ID
 from natslog.http.errors_as_json import error_response
 from natslog.log_events import event
 from natslog.node.peers.handshake import LINK_PATH
+from natslog.node.peers.places import Places
 from natslog.security.limits import Limits, Usage
 from natslog.security.records import Quota
 from natslog.security.tokens import without_secrets
@@ -38,6 +43,8 @@ MOST_CONNECTIONS = 8192
 ALWAYS_ANSWERED = frozenset({LINK_PATH, "/healthz", "/readyz", "/metrics"})
 _MOST_FILES = 1024 * 1024
 _RESERVED = 64
+_SHARE, _SHARE_OF_ONE_ADDRESS = 2, 8
+_NEWCOMER_S = 30.0
 _WARN_EVERY_S = 60.0
 _FULL = (
     "%d HTTP connections are open, which is the limit: idle connections are closed to accept new ones; if no "
@@ -65,30 +72,46 @@ class Connections:
         self._most = most
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # the one that has been idle for the longest time first
+        self._newcomers = Places[Connection](max(1, most // _SHARE), max(1, most // _SHARE_OF_ONE_ADDRESS))
         self._warned_s = -_WARN_EVERY_S
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def opened(self, connection: Connection) -> bool:
+    def opened(self, connection: Connection, address: str) -> bool:
         """Returns whether it may stay."""
         if len(self._all) >= self._most:
             self._warn(_FULL % (len(self._all), MOST_CONNECTIONS))
-            if self._idle:
-                oldest = next(iter(self._idle))
-                self.closed(oldest)
-                oldest.force_close()
+            if (oldest := self._newcomers.take_oldest() or next(iter(self._idle), None)) is not None:
+                self._end(oldest)
             elif len(self._all) >= self._most + _RESERVED:
                 return False
             else:
                 connection.is_reserved = True
         self._all.add(connection)
         self._idle[connection] = None
+        if (lost := self._newcomers.put(connection, address, connection)) is not None:
+            self._end(lost)
+        asyncio.get_running_loop().call_later(_NEWCOMER_S, self._expire, connection)
         return True
+
+    def _end(self, connection: Connection) -> None:
+        self.closed(connection)
+        connection.force_close()
+
+    def _expire(self, connection: Connection) -> None:
+        """A newcomer whose request is being received has the time that its body has."""
+        if connection in self._newcomers and connection in self._idle:
+            self._end(connection)
+
+    def proved(self, connection: Connection) -> None:
+        """A request on it has shown that its client may do something here."""
+        self._newcomers.take(connection)
 
     def closed(self, connection: Connection) -> None:
         self._all.discard(connection)
         self._idle.pop(connection, None)
+        self._newcomers.take(connection)
 
     def begun(self, connection: Connection) -> None:
         """A request has come on it."""
@@ -122,7 +145,8 @@ class Connection(web.RequestHandler):
         self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not self._connections.opened(self):
+        name = transport.get_extra_info("peername")
+        if not self._connections.opened(self, str(name[0]) if isinstance(name, tuple) else ""):
             transport.abort()  # type: ignore[attr-defined]
             return
         super().connection_made(transport)
@@ -131,6 +155,10 @@ class Connection(web.RequestHandler):
         self._connections.closed(self)
         self._leave()
         super().connection_lost(exc)
+
+    def proved(self) -> None:
+        """As `Connections.proved`."""
+        self._connections.proved(self)
 
     def belongs_to(self, name: str, limits: Limits, quota: Quota) -> None:
         """A request of this identity has come on it. Raises QuotaExceeded: it has too many connections."""
@@ -178,11 +206,16 @@ class Connection(web.RequestHandler):
         return response
 
 
+def connection_of(request: web.Request) -> Connection:
+    connection = request.protocol
+    assert isinstance(connection, Connection), "the server makes no others"
+    return connection
+
+
 @web.middleware
 async def count_requests(request: web.Request, handler: Any) -> web.StreamResponse:
     """Counts requests, and tracks which connections are idle. Refuses requests on connections that exceed the limit."""
-    connection = request.protocol
-    assert isinstance(connection, Connection), "the server makes no others"
+    connection = connection_of(request)
     connections = connection._connections
     if connection.is_reserved and request.path not in ALWAYS_ANSWERED:
         response = error_response(

@@ -21,7 +21,6 @@ from natslog.errors import (
     did_you_mean,
 )
 from natslog.http.answers import Answers
-from natslog.http.bodies import BODY
 from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
@@ -39,6 +38,8 @@ ANSWERS = web.AppKey("answers", Answers)
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 REQUEST_ID = web.RequestKey("request_id", str)
+BODY = web.RequestKey("body", bytes)
+"""What was received, where it is kept."""
 OWNER = web.RequestKey("owner", str)
 """The identity behind the request; "" without security."""
 

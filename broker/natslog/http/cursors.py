@@ -13,8 +13,8 @@ from natslog.cluster.cursors import CONSUMER_PREFIX, CursorRecord
 from natslog.errors import InvalidRequest, did_you_mean
 from natslog.http import shapes
 from natslog.http.access import access, require_readable, rights_of, with_counts
-from natslog.http.bodies import BODY, json_body, read_body
-from natslog.http.context import broker_of, leading, position, query, request_id, stated
+from natslog.http.bodies import json_body, read_body
+from natslog.http.context import BODY, broker_of, leading, position, query, request_id, stated
 from natslog.http.shapes import MAX_CURSORS_AT_ONCE, MAX_OFFSET, NewCursor, shape_response
 from natslog.model import Offset, StreamId, StreamRecord
 from natslog.node.clock import now_us

@@ -17,8 +17,8 @@ from aiohttp import web
 from natslog.errors import ErasureNotFound, InvalidRequest
 from natslog.http import shapes
 from natslog.http.access import AUDITED, access
-from natslog.http.bodies import BODY, json_body
-from natslog.http.context import broker_of, leading, query, stated
+from natslog.http.bodies import json_body
+from natslog.http.context import BODY, broker_of, leading, query, stated
 from natslog.http.shapes import shape_response
 from natslog.model import StreamRecord
 from natslog.node.removing import Erased, erased_key, erased_subject

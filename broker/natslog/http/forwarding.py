@@ -14,8 +14,8 @@ from aiohttp import web
 from yarl import URL
 
 from natslog.errors import BrokerUnavailable, NotLeader
-from natslog.http.bodies import BODY, read_body
-from natslog.http.context import BROKER, READING, REQUEST_ID, require_used_id
+from natslog.http.bodies import read_body
+from natslog.http.context import BODY, BROKER, READING, REQUEST_ID, require_used_id
 from natslog.http.errors_as_json import Handler
 from natslog.http.sending import disconnecting_slow_client
 from natslog.http.sessions import authorization_of

@@ -26,9 +26,8 @@ from natslog.errors import (
     Unauthorized,
 )
 from natslog.http.access import AUDITED, PENDING, RIGHTS, Access, Pending, access_of, rights_of
-from natslog.http.bodies import BODY
-from natslog.http.connections import Connection
-from natslog.http.context import BROKER, OWNER, READING, REQUEST_ID, broker_of, request_id
+from natslog.http.connections import connection_of
+from natslog.http.context import BODY, BROKER, OWNER, READING, REQUEST_ID, broker_of, request_id
 from natslog.http.errors_as_json import Handler
 from natslog.http.sessions import SESSIONS, authorization_of, require_same_site, session_of
 from natslog.log_events import event
@@ -65,6 +64,7 @@ class Gate:
     def start(self, version: Callable[[], object]) -> None:
         """Args: `version`: changes with the metadata."""
         self._timer = asyncio.get_running_loop().call_later(_RECHECK_EVERY_S, self.start, version)
+        self._audit.flush()
         if self._guard.is_on:
             seen = version()
             self._recheck(rules_changed=seen != self._seen)
@@ -101,6 +101,8 @@ class Gate:
             require_same_site(request)
             if not self._guard.is_on or needed.kind == "peers":
                 request[RIGHTS], request[OWNER] = self._guard.rights(NO_CREDENTIALS), ""
+                if needed.kind not in ("open", "peers"):  # nobody has to prove anything
+                    connection_of(request).proved()
                 return await self._audited(request, handler, needed)
             return await self._authorized(request, handler, needed)
 
@@ -143,9 +145,9 @@ class Gate:
 
     def _tag_connection(self, request: web.Request, rights: Rights) -> None:
         """Raises QuotaExceeded."""
-        connection = request.protocol
-        assert isinstance(connection, Connection), "the server makes no others"
+        connection = connection_of(request)
         connection.belongs_to(rights.identity.name, self._limits, rights.quota())
+        connection.proved()
 
     async def _require(self, request: web.Request, rights: Rights, needed: Access) -> None:
         """Raises Forbidden, Unauthorized; StreamNotFound."""
@@ -218,16 +220,28 @@ class Gate:
             if outcome["status"] != 307 and outcome.get("code") not in ("unauthorized", "forbidden", "quota_exceeded"):
                 facts = _facts(request, rights_of(request).identity) | request.get(AUDITED, {})
                 facts |= _body_facts(request) | outcome
-                self._audit.changed(**facts)
                 status = outcome["status"]
-                if needed.action not in _OF_DATA and isinstance(status, int) and status < _FIRST_REFUSED:
-                    self._report(facts | {"change": _change_id(request)})
+                if self._has_changed_nothing(request, needed):
+                    self._audit.unauthenticated(request.remote or "", **facts)
+                else:
+                    self._audit.changed(**facts)
+                    if needed.action not in _OF_DATA and isinstance(status, int) and status < _FIRST_REFUSED:
+                        self._report(facts | {"change": _change_id(request)})
+
+    def _has_changed_nothing(self, request: web.Request, needed: Access) -> bool:
+        """A client without an identity: signing in has failed, or there was no session to sign out of."""
+        is_open = self._guard.is_on and needed.kind == "open" and rights_of(request).identity.is_anonymous
+        return is_open and AUDITED not in request
 
     def _log_refusal(self, request: web.Request, needed: Access, identity: Identity, error: NatslogError) -> None:
         facts = _facts(request, identity) | {"status": error.status, "code": error.code, "reason": error.message}
         if not identity.token and "token" in error.facts:  # of a token that is not valid
             facts["token"] = error.facts["token"]
-        self._audit.refused(**facts, **({"action": needed.action} if needed.action else {}))
+        facts |= {"action": needed.action} if needed.action else {}
+        if identity.is_anonymous:
+            self._audit.unauthenticated(request.remote or "", **facts)
+        else:
+            self._audit.refused(**facts)
 
 
 def _change_id(request: web.Request) -> str:

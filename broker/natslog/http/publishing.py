@@ -28,8 +28,8 @@ from natslog.arrow.trace_contexts import is_traceparent, with_traceparent
 from natslog.errors import Forbidden, InvalidRequest, OffsetOutOfRange, PublishFailed, Unauthorized
 from natslog.http import shapes
 from natslog.http.access import AUDITED, access, limits_of, require_still, rights_of
-from natslog.http.bodies import BODY, MAX_BODY_BYTES, read_body
-from natslog.http.context import ANSWERS, OWNER, broker_of, confirmed_out_of_range, leading, query, stated
+from natslog.http.bodies import MAX_BODY_BYTES, read_body
+from natslog.http.context import ANSWERS, BODY, OWNER, broker_of, confirmed_out_of_range, leading, query, stated
 from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord

@@ -5,8 +5,9 @@ debug mode only. Here each accepted connection gets the context of that moment, 
 file is not trusted any more: a context cannot forget one, and would resume sessions that began before. Handshakes are
 tasks, so they are counted exactly.
 
-Invariants. At most `MOST_HANDSHAKES` are in progress, each for at most `HANDSHAKE_S`; further connections are closed.
-At most one line a minute is logged about those that failed.
+Invariants. At most `MOST_HANDSHAKES` are in progress, and `MOST_OF_ONE_ADDRESS` of one address, each for at most
+`HANDSHAKE_S`. One more ends the oldest one: a client needs milliseconds, so many slow ones do not block it. At most one
+line a minute is logged about those that failed, and about those that were ended.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from natslog.log_events import event
+from natslog.node.peers.places import Places
 from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.http")
 
 HANDSHAKE_S = 5.0
-MOST_HANDSHAKES = 512
+MOST_HANDSHAKES, MOST_OF_ONE_ADDRESS = 512, 64
 _SHUTDOWN_S = 1.0  # for which a closed connection waits for the client's own end
 _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
@@ -93,7 +95,7 @@ class TlsPort:
         self._sockets = sockets
         self._make = make
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = Places[asyncio.Task[None]](MOST_HANDSHAKES, MOST_OF_ONE_ADDRESS)
         self._failed = FailedHandshakes(self._loop)
         self._warned_s = -_REPORT_EVERY_S
         self._is_closed = False
@@ -110,7 +112,7 @@ class TlsPort:
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
-        for handshake in self._handshakes:
+        while (handshake := self._handshakes.take_oldest()) is not None:
             handshake.cancel()
         self._failed.close()
 
@@ -131,25 +133,28 @@ class TlsPort:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listening)
                 return
-            if len(self._handshakes) >= MOST_HANDSHAKES:
-                self._refuse(connection)
-                continue
-            handshake = self._loop.create_task(self._handshake(connection, str(address[0])), name="a TLS handshake")
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
+            source = str(address[0])
+            handshake = self._loop.create_task(self._handshake(connection, source), name="a TLS handshake")
+            handshake.add_done_callback(self._handshakes.take)
+            if (lost := self._handshakes.put(handshake, source, handshake)) is not None:
+                self._end(lost, source)
 
     def _accept_again(self, listening: socket.socket) -> None:
         if not self._is_closed:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _refuse(self, connection: socket.socket) -> None:
-        connection.close()
+    def _end(self, handshake: asyncio.Task[None], address: str) -> None:
+        handshake.cancel()
         if self._loop.time() - self._warned_s >= _REPORT_EVERY_S:
             self._warned_s = self._loop.time()
             logger.warning(
-                "%d TLS handshakes are in progress, which is the limit: others are refused",
+                "%d TLS handshakes are in progress, and one more of %s has reached a limit (%d in all, %d of one "
+                "address): the oldest one is ended",
                 len(self._handshakes),
-                extra=event("tls.handshakes_limited", count=len(self._handshakes)),
+                address,
+                MOST_HANDSHAKES,
+                MOST_OF_ONE_ADDRESS,
+                extra=event("tls.handshakes_limited", count=len(self._handshakes), address=address),
             )
 
     async def _handshake(self, connection: socket.socket, address: str) -> None:

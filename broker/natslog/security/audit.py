@@ -6,7 +6,9 @@ and the beginning of its JSON body, which hold no credentials; of a token that w
 one that is not valid, the line has the id. JSON escapes all control characters, so no line can imitate another one, or
 send commands to a terminal.
 
-Refusals are logged at a bounded rate; the next line states how many were left out. Changes are always logged. A file
+Refusals are logged at a bounded rate; the next line states how many were left out. Changes are always logged. What a
+client does that has not proved who it is cannot push other lines out: of each address the first event in a minute is a
+line, and the others are counted in one line at the end of the minute (`unauthenticated`). A file
 that cannot be written (a full disk, a folder that is missing) ends no request: the lines are lost, which the log of the
 broker states once a minute, and writing is tried again with the next line.
 """
@@ -18,6 +20,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,18 @@ _REFUSALS_PER_S = 20.0
 _BURST = 100.0
 _MOST_CHARS = 512
 _WARN_EVERY_S = 60.0
+_SUMMED_FOR_S = 60.0
+_MOST_ADDRESSES = 1_000
+_OTHER_ADDRESSES = "other addresses"
+
+
+@dataclass(slots=True)
+class _Summed:
+    """Events of one address after its first one in this minute. `last`: the facts of the last one."""
+
+    until_s: float
+    count: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
 
 
 class _AuditFile(WatchedFileHandler):
@@ -58,6 +73,7 @@ class AuditLog:
         self._handler: WatchedFileHandler | None = None
         self._room, self._at_s, self._left_out = _BURST, time.monotonic(), 0
         self._lost, self._warned_s = 0, -_WARN_EVERY_S
+        self._unauthenticated: dict[str, _Summed] = {}  # by address; the one whose minute ends first is the first
         if file:
             try:
                 self._handler = _AuditFile(Path(file), encoding="utf-8")
@@ -84,7 +100,37 @@ class AuditLog:
         if self._left_out:
             facts["refusals_left_out"] = self._left_out
             self._left_out = 0
-        line = self._line("refused", facts)
+        self._write("refused", facts)
+
+    def unauthenticated(self, address: str, **facts: Any) -> None:
+        """A refusal, or an attempt, of a client without an identity."""
+        self.flush()
+        if address not in self._unauthenticated and len(self._unauthenticated) >= _MOST_ADDRESSES:
+            address = _OTHER_ADDRESSES
+        known = self._unauthenticated.get(address)
+        if known is None:
+            self._unauthenticated[address] = _Summed(time.monotonic() + _SUMMED_FOR_S)
+            self._write("refused", facts | {"from": address})
+        else:
+            known.count += 1
+            known.last = facts
+
+    def flush(self) -> None:
+        """Writes the sums of minutes that have ended. To be called about once a second."""
+        now_s = time.monotonic()
+        while self._unauthenticated:
+            address, summed = next(iter(self._unauthenticated.items()))
+            if summed.until_s > now_s:
+                return
+            del self._unauthenticated[address]
+            self._write_sum(address, summed)
+
+    def _write_sum(self, address: str, summed: _Summed) -> None:
+        if summed.count:
+            self._write("unauthenticated", summed.last | {"from": address, "count": summed.count})
+
+    def _write(self, what: str, facts: dict[str, Any]) -> None:
+        line = self._line(what, facts)
         with self._noting_losses():
             self._logger.info("%s", json.dumps(line), extra=event("audit.refused", audit=line))
 
@@ -115,5 +161,8 @@ class AuditLog:
             )
 
     def close(self) -> None:
+        for address, summed in self._unauthenticated.items():
+            self._write_sum(address, summed)
+        self._unauthenticated.clear()
         if self._handler is not None:
             self._handler.close()

@@ -154,12 +154,20 @@ class Limits:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
 
+    def took(self, rights: Rights, count: int) -> None:
+        """So many bytes of a body that is read into memory were received: the next request waits for them."""
+        if rights.is_limited and (per_s := rights.quota().bytes_in_per_s) is not None:
+            self.usage(rights.identity.name).bytes_in.take(count, per_s, _BURST_S, time.monotonic())
+
     async def received(self, rights: Rights, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The chunks of a body, at the rate of the identity."""
         async for chunk in chunks:
             yield chunk
-            if rights.is_limited and (per_s := rights.quota().bytes_in_per_s) is not None:
-                await _pay(self.usage(rights.identity.name).bytes_in, len(chunk), per_s)
+            self.took(rights, len(chunk))
+            if rights.is_limited and rights.quota().bytes_in_per_s is not None:
+                wait_s = self.usage(rights.identity.name).bytes_in.wait_s(time.monotonic())
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
 
     # ---- refusals ----
 
@@ -174,13 +182,6 @@ class Limits:
         if wait_s:
             await asyncio.sleep(wait_s)
         return True
-
-
-async def _pay(rate: _Rate, count: int, per_s: int) -> None:
-    now_s = time.monotonic()
-    rate.take(count, per_s, _BURST_S, now_s)
-    if (wait_s := rate.wait_s(now_s)) > 0:
-        await asyncio.sleep(wait_s)
 
 
 def _require(name: str, what: str, used: int, quota: int | None, default: int | None) -> None:

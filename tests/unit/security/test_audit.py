@@ -46,6 +46,39 @@ def test_refusals_are_limited_and_counted_and_changes_are_not(tmp_path: Path) ->
     assert left_out + len(refusals) == 501
 
 
+def test_clients_without_an_identity_are_a_line_an_address_and_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr("natslog.security.audit.time.monotonic", lambda: now_s[0])
+    log = AuditLog(1, str(tmp_path / "audit"))
+    for number in range(2_000):
+        log.unauthenticated("192.0.2.1", status=401, route=f"/{number}")
+    log.unauthenticated("192.0.2.2", status=401, route="/other")
+    now_s[0] += 59
+    log.flush()
+    assert [(one["event"], one["from"]) for one in lines(tmp_path / "audit")] == [
+        ("refused", "192.0.2.1"),
+        ("refused", "192.0.2.2"),
+    ]
+    now_s[0] += 1
+    log.flush()
+    (summed,) = lines(tmp_path / "audit")[2:]
+    assert (summed["event"], summed["from"], summed["count"], summed["route"]) == (
+        "unauthenticated",
+        "192.0.2.1",
+        1_999,
+        "/1999",
+    )
+    for number in range(5_000):
+        log.unauthenticated(f"address {number}", status=401)
+        log.unauthenticated(f"address {number}", status=401)
+    log.close()
+    found = lines(tmp_path / "audit")[3:]
+    assert len(found) <= 2 * 1_001, "however many addresses there are"
+    assert sum(int(str(one.get("count", 1))) for one in found) == 10_000
+
+
 def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="audit_file"):
         AuditLog(1, str(tmp_path / "missing" / "audit"))

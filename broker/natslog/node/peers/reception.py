@@ -11,41 +11,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from natslog.errors import ClusterMismatch, NatslogError
 from natslog.node.peers.handshake import Greeted, Hello, checked_hello, greeted
 from natslog.node.peers.keys import KeyRing, LinkSession
 from natslog.node.peers.owner import LinkOwner
+from natslog.node.peers.places import Places
 from natslog.urls import normal_url
 
 HANDSHAKE_S = 5.0
 MAX_PLACES = 64
 MAX_PLACES_OF_ONE_ADDRESS = 16
-
-Kept = TypeVar("Kept")
-
-
-class Places(Generic[Kept]):
-    """A bounded number of things by address, the oldest first."""
-
-    def __init__(self, most: int = MAX_PLACES, most_of_one: int = MAX_PLACES_OF_ONE_ADDRESS) -> None:
-        self._most, self._most_of_one = most, most_of_one
-        self._kept: dict[str, tuple[str, Kept]] = {}
-
-    def put(self, name: str, address: str, kept: Kept) -> list[Kept]:
-        """Returns what lost its place."""
-        self._kept[name] = (address, kept)
-        of_address = [name for name, (other, _) in self._kept.items() if other == address]
-        lost = of_address[: -self._most_of_one] or list(self._kept)[: -self._most]
-        return [self._kept.pop(name)[1] for name in lost]
-
-    def take(self, name: str) -> Kept | None:
-        found = self._kept.pop(name, None)
-        return None if found is None else found[1]
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +36,8 @@ class Reception:
     def __init__(self, owner: LinkOwner, keys: KeyRing) -> None:
         self._owner = owner
         self._keys = keys
-        self._reading: Places[asyncio.Timeout] = Places()
-        self._tickets: Places[_Ticket] = Places()
+        self._reading: Places[asyncio.Timeout] = Places(MAX_PLACES, MAX_PLACES_OF_ONE_ADDRESS)
+        self._tickets: Places[_Ticket] = Places(MAX_PLACES, MAX_PLACES_OF_ONE_ADDRESS)
         self._numbers = 0
 
     @asynccontextmanager
@@ -74,9 +50,9 @@ class Reception:
         self._numbers += 1
         name = str(self._numbers)
         async with asyncio.timeout(HANDSHAKE_S) as limit:
-            for lost in self._reading.put(name, address, limit):
-                if not lost.expired():
-                    lost.reschedule(asyncio.get_running_loop().time())
+            lost = self._reading.put(name, address, limit)
+            if lost is not None and not lost.expired():
+                lost.reschedule(asyncio.get_running_loop().time())
             try:
                 yield
             finally:
