@@ -39,6 +39,7 @@ def tar_of(*members: tuple[str, dict[str, object]]) -> bytes:
         ("letter.txt", {}),
         (FILE, {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
         (FILE, {"type": tarfile.LNKTYPE, "linkname": "manifest.json"}),
+        (FILE, {"type": tarfile.GNUTYPE_SPARSE}),
         (FILE, {"type": tarfile.FIFOTYPE}),
         (FILE, {"type": tarfile.CHRTYPE}),
         ("streams", {"type": tarfile.DIRTYPE}),

@@ -69,8 +69,8 @@ def extract(source: BinaryIO, folder: Path, on_file: Callable[[], None] = lambda
 
 
 def _target(member: tarfile.TarInfo, folder: Path) -> Path:
-    """Raises DamagedExport: it is no file of an export."""
-    if not member.isreg() or not _MEMBER.fullmatch(member.name):
+    """Raises DamagedExport: it is no file of an export. A sparse one would take more space than the stream has."""
+    if not member.isreg() or member.issparse() or not _MEMBER.fullmatch(member.name):
         raise DamagedExport(f"the tar stream has {member.name[:100]!r}, which is no file of an export")
     if not 0 <= member.size <= _MOST_FILE_BYTES:
         raise DamagedExport(f"the file {member.name!r} of the tar stream has {member.size} bytes")

@@ -131,4 +131,4 @@ def _lines(batch: pa.RecordBatch, as_json: bool) -> bytes:
 def _escaped(lines: bytes, as_json: bool) -> bytes:
     """Stored messages must not control the terminal."""
     text = lines.decode(errors="backslashreplace")
-    return escaped(text, "\\u{:04x}" if as_json else "\\x{:02x}").encode()
+    return escaped(text, as_json=as_json).encode()

@@ -29,12 +29,24 @@ def is_terminal(stream: Any) -> bool:
     return stream is not None and bool(stream.isatty())
 
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
+"""All but tab and line feed; characters without width, and those that change the direction of text, too."""
 
 
-def escaped(text: str, form: str = "\\x{:02x}") -> str:
-    """With control characters as hexadecimal: no text of others may control the terminal."""
-    return _CONTROLS.sub(lambda found: form.format(ord(found[0])), text)
+def escaped(text: str, *, as_json: bool = False) -> str:
+    """With control characters as hexadecimal: no text of others may control the terminal, or look like another one.
+
+    Args:
+        as_json: the text is JSON, and remains so.
+    """
+    return _CONTROLS.sub(lambda found: json.dumps(found[0])[1:-1] if as_json else _shown(ord(found[0])), text)
+
+
+def _shown(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class _Console(Console):
@@ -147,7 +159,7 @@ def table_of(columns: list[str], rows: list[list[Any]]) -> Table:
     """Columns of numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
+        table.add_column(out.shown(column), justify="right" if column in _RIGHT else "left", overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else out.shown(str(cell)) for cell in row))
     return table

@@ -168,7 +168,7 @@ def _write_json(reader: pa.RecordBatchReader) -> None:
     sink, is_shown = sys.stdout.buffer, is_terminal(sys.stdout)
     for batch in reader:
         lines = json_lines(batch)
-        sink.write(escaped(lines.decode(), "\\u{:04x}").encode() if is_shown else lines)
+        sink.write(escaped(lines.decode(), as_json=True).encode() if is_shown else lines)
     sink.flush()
 
 

@@ -76,7 +76,9 @@ def _shown(overview: dict[str, Any], column: str, lines: int, problem: str = "")
         parts.append(Text(f"no answer now, this is older: {out.shown(problem)}", style="red"))
     for one in overview["findings"]:
         style = "red" if one["level"] == "error" else "yellow"
-        parts.append(Text(f"{one['level']}, {one['where']}: {out.shown(one['what'])} {one['remedy']}", style=style))
+        parts.append(
+            Text(f"{one['level']}, {out.shown(one['where'])}: {out.shown(one['what'])} {one['remedy']}", style=style)
+        )
     return Group(*parts, _brokers(overview), _streams(overview["streams"], column, lines))
 
 

@@ -13,6 +13,9 @@ password in a URL are not sent at all. Lists are shared by all clients of the pr
 
 from __future__ import annotations
 
+import logging
+import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -22,6 +25,9 @@ import msgspec
 import urllib3
 
 from natslog.errors import ConfigError
+from natslog.log_events import event
+
+logger = logging.getLogger("natslog.client")
 
 Origin: TypeAlias = tuple[str, str, int]
 """Scheme, host and port."""
@@ -60,6 +66,12 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
         try:
             with open(token_file, encoding="ascii") as file:
                 token = file.read().strip()
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    logger.warning(
+                        "the token file %s can be read by other users: run chmod 600 on it",
+                        token_file,
+                        extra=event("client.token_file_readable", path=token_file),
+                    )
         except OSError as error:
             raise ConfigError(f"cannot read the token file {token_file}: {error.strerror}") from error
         except UnicodeDecodeError as error:

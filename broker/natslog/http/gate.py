@@ -323,3 +323,6 @@ async def state_request_id(request: web.Request, response: web.StreamResponse) -
     if (request_id := request.get(REQUEST_ID)) is not None:
         response.headers[HEADER] = request_id
     response.headers["Server"] = "natslog"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    if request.secure:
+        response.headers["Strict-Transport-Security"] = "max-age=31536000"

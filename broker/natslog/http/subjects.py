@@ -34,7 +34,10 @@ _KEPT_S = 300.0
 
 @dataclass(slots=True)
 class _Kept:
+    """`erasures`: of the log, when they were counted: a later one may have removed a subject."""
+
     counts: SubjectCounts
+    erasures: int
     used_s: float
 
 
@@ -55,24 +58,26 @@ class SubjectLists:
         self._drop_old()
         if as_of is not None:
             return self._of_then(stream, as_of)
+        erasures = stream.usable_log().erasures.serial
         lock = self._reading.setdefault(stream.id, asyncio.Lock())
         async with lock:  # of requests at once, one reads
             state = await read_from_log(request, stream, lambda log: log.subjects.visible_state())
             kept = self._kept.get((stream.id, *state.key))
-            if kept is None:
+            if kept is None or kept.erasures != erasures:
                 state, counts = await read_from_log(request, stream, lambda log: log.subjects.counts())
-                kept = self._keep(stream.id, state, counts)
+                kept = self._keep(stream.id, state, _Kept(counts, erasures, time.monotonic()))
             return kept.counts
 
-    def _keep(self, stream_id: StreamId, state: VisibleState, counts: SubjectCounts) -> _Kept:
+    def _keep(self, stream_id: StreamId, state: VisibleState, kept: _Kept) -> _Kept:
         while len(self._kept) >= _KEPT:
             self._kept.popitem(last=False)
-        kept = self._kept[stream_id, *state.key] = _Kept(counts, time.monotonic())
+        self._kept[stream_id, *state.key] = kept
         return kept
 
     def _of_then(self, stream: HostedStream, as_of: int) -> SubjectCounts:
+        erasures = stream.usable_log().erasures.serial
         for (stream_id, end, _, _), kept in reversed(self._kept.items()):
-            if (stream_id, end) == (stream.id, as_of):
+            if (stream_id, end, kept.erasures) == (stream.id, as_of, erasures):
                 kept.used_s = time.monotonic()
                 return kept.counts
         raise ViewExpired(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from natslog.client import ClientOptions, NatslogClient, asking
+from natslog.client.credentials import read_token
 from natslog.errors import NatslogError
 from tests.unit.client.answering import Answers, leader, serving
 
@@ -111,3 +113,14 @@ def test_user_and_password_of_a_server_url_go_nowhere(serve: Callable[[Answers],
     with NatslogClient(given, ClientOptions(retries=0, timeout_s=2)) as client:
         client.position("orders")
     assert there.authorizations("orders") == [None]
+
+
+@pytest.mark.parametrize(("mode", "is_warned"), [(0o600, False), (0o400, False), (0o644, True), (0o660, True)])
+def test_token_file_that_others_can_read_is_used_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_warned: bool
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("nlt_x\n")
+    file.chmod(mode)
+    assert read_token(None, str(file)) == "nlt_x"
+    assert ("chmod 600" in caplog.text) is is_warned

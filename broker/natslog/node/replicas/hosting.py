@@ -258,12 +258,13 @@ class Hosting:
             async with asyncio.timeout(_TELL_WITHIN_S):
                 await self._group.propose(command)
         except (TimeoutError, NatslogError) as error:
-            stops = isinstance(command, StopBroker)
             logger.info(
-                "the metadata leader did not confirm in time that this broker %s (%s)",
-                "stops" if stops else "leaves its in-sync replicas",
+                "the metadata leader did not confirm in time that this broker stops: %s (%s)",
+                "leadership may be transferred to it"
+                if isinstance(command, StopBroker)
+                else "it is in sync until then",
                 error or "no answer",
-                extra=event("broker.stop_not_announced" if stops else "broker.isr_not_left"),
+                extra=event("broker.stop_not_confirmed"),
             )
 
     async def close(self) -> list[BaseException]:
