@@ -8,6 +8,7 @@ JSON form is the one of the HTTP API: `{"error": {"code", "message", "retriable"
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -283,6 +284,41 @@ class StorageUnavailable(NatslogError):
     """
 
     code, status, retriable = "storage_unavailable", 503, True
+
+
+class FileUnavailable(NatslogError, OSError):
+    """A file could not be used now: too many open files, a disk that is full or fails, missing permissions. The same
+    call may succeed when that is over. As an `OSError` it has the `errno`.
+    """
+
+    code, status, retriable = "file_unavailable", 503, True
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.errno, self.strerror = facts.get("errno"), message
+
+    @classmethod
+    def of(cls, error: OSError) -> FileUnavailable:
+        remedy = _REMEDIES.get(error.errno or 0, "check the disk and the kernel log")
+        name = "" if error.filename is None else f" {error.filename}"
+        return cls(f"a file{name} cannot be used: {error.strerror or error}; {remedy}", errno=error.errno)
+
+
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files of the broker (LimitNOFILE), or close connections",
+    errno.ENFILE: "raise the limit of open files of the machine (fs.file-max)",
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "raise the quota of the broker's user on the disk",
+    errno.EROFS: "the disk is mounted read-only: check it and the kernel log",
+    errno.EACCES: "give the broker's user the rights to the data folder",
+    errno.EPERM: "give the broker's user the rights to the data folder",
+    errno.ENOMEM: "the machine has no memory left",
+    errno.EIO: "check the disk and the kernel log",
+    errno.ESTALE: "check the disk and the kernel log",
+}
+"""What an operator can do about errors of files, by number."""
+FILE_ERRORS = frozenset(_REMEDIES)
+"""Those of which a broker stays up: others are bugs, or have another meaning."""
 
 
 class StorageFailed(NatslogError):

@@ -1,4 +1,8 @@
-"""Work in threads: for tasks that may be cancelled, which a thread cannot be; and until the broker stops."""
+"""Work in threads: for tasks that may be cancelled, which a thread cannot be; and until the broker stops.
+
+Files are used in threads. So this is where an error of the system becomes one of natslog (`FileUnavailable`): who waits
+for the work reports it, and tries again, instead of ending the broker.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from natslog.errors import ShuttingDown
+from natslog.errors import FILE_ERRORS, FileUnavailable, NatslogError, ShuttingDown
 from natslog.request_ids import carried
 
 Result = TypeVar("Result")
@@ -39,11 +43,24 @@ class Threads(ThreadPoolExecutor):
                 "this broker is shutting down: send the request to another broker, or repeat it when this broker has "
                 "restarted"
             )
-        return super().submit(work if self._are_shared else carried(work), *arguments, **named)
+        ready: Callable[..., Result] = work if self._are_shared else carried(work)
+        return super().submit(_with_own_errors(ready), *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._is_shut_down = True
         super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _with_own_errors(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    def done(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        try:
+            return work(*arguments, **named)
+        except OSError as error:
+            if isinstance(error, NatslogError) or error.errno not in FILE_ERRORS:
+                raise
+            raise FileUnavailable.of(error) from error
+
+    return done
 
 
 async def in_thread(executor: Executor, work: Callable[..., Result], *arguments: Any) -> Result:

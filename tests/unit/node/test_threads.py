@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
+import os
+import pickle
 import threading
 
 import pytest
 
-from natslog.errors import ShuttingDown
+from natslog.errors import FILE_ERRORS, NatslogError, ShuttingDown
 from natslog.node.threads import Threads, in_thread, in_thread_before
 
 
@@ -64,3 +67,28 @@ def test_caller_that_is_cancelled_ends_after_work_that_has_begun_and_before_othe
 
     asyncio.run(story())
     assert begun.is_set() is has_begun
+
+
+@pytest.mark.parametrize("number", sorted(FILE_ERRORS))
+def test_errors_of_files_are_reported_with_a_remedy_and_can_be_tried_again(number: int) -> None:
+    def failing() -> None:
+        raise OSError(number, os.strerror(number), "/data/streams/x")
+
+    with Threads(1, "read") as threads:
+        error = threads.submit(failing).exception()
+    assert isinstance(error, NatslogError)
+    assert isinstance(error, OSError), "what handles errors of files handles it, too"
+    assert (error.errno, error.retriable, error.status) == (number, True, 503)
+    assert os.strerror(number) in error.message
+    assert "/data/streams/x" in error.message
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.errno, again.message) == (error.errno, error.message)
+
+
+def test_other_errors_of_the_system_are_passed_on() -> None:
+    def missing() -> None:
+        raise FileNotFoundError(errno.ENOENT, "it is gone")
+
+    with Threads(1, "read") as threads:
+        error = threads.submit(missing).exception()
+    assert type(error) is FileNotFoundError

@@ -132,7 +132,7 @@ async def count_messages(stream: HostedStream) -> None:
     log = stream.log
     if log is None or log.visibility.is_applied(log.high_watermark):
         return
-    with contextlib.suppress(CorruptLog):  # it is being repaired
+    with contextlib.suppress(CorruptLog, OSError):  # it is being repaired; or a file cannot be opened now
         await asyncio.get_running_loop().run_in_executor(None, log.visibility.removed_below, log.high_watermark)
 
 
