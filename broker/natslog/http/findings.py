@@ -28,6 +28,7 @@ CODES: dict[str, Level] = {
     "broker_not_voter": "warning",
     "broker_silent": "warning",
     "broker_clock": "warning",
+    "disk_full": "error",
     "disk_full_soon": "warning",
     "jetstream_conflict": "warning",
     "nats_leaf_down": "error",
@@ -43,7 +44,11 @@ def _finding(code: str, where: str, what: str, remedy: str) -> shapes.Finding:
 
 def findings(broker: Broker, cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats]) -> list[shapes.Finding]:
     """Errors first."""
-    found = [*_of_cluster(cluster), *_of_brokers(cluster, stated), *of_streams(broker)]
+    found = [
+        *_of_cluster(cluster),
+        *_of_brokers(cluster, stated, broker.config.min_free_bytes),
+        *of_streams(broker),
+    ]
     return sorted(found, key=lambda one: one.level)
 
 
@@ -73,7 +78,9 @@ def _of_cluster(cluster: shapes.Cluster) -> Iterator[shapes.Finding]:
         )
 
 
-def _of_brokers(cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats]) -> Iterator[shapes.Finding]:
+def _of_brokers(
+    cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats], min_free_bytes: int
+) -> Iterator[shapes.Finding]:
     stats_of = {stats.id: stats for stats in stated}
     for one in cluster.brokers:
         where = f"broker {one.id}"
@@ -116,7 +123,16 @@ def _of_brokers(cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats]) -
                 f"Broker {one.id} is not ready: {stats.problem}",
                 "Correct what the reason names; the log of the broker has more.",
             )
-        if stats.disk_full_s is not None and stats.disk_full_s < _SOON_S:
+        if stats.disk_free_bytes < min_free_bytes:
+            yield _finding(
+                "disk_full",
+                where,
+                f"The disk of broker {one.id} is full: {stats.disk_free_bytes / 2**20:.0f} MiB are free, and it keeps "
+                f"{min_free_bytes / 2**20:.0f} MiB. It accepts no messages; streams have other leaders where others "
+                "are in sync.",
+                "Free space on that disk, delete streams, or lower retention limits; it continues automatically.",
+            )
+        elif stats.disk_full_s is not None and stats.disk_full_s < _SOON_S:
             yield _finding(
                 "disk_full_soon",
                 where,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from prometheus_client.process_collector import ProcessCollector
 from natslog.errors import NatslogError, natslog_version
 from natslog.http.access import access
 from natslog.http.findings import CODES, of_streams
-from natslog.log import StreamLog, free_bytes
+from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
 from natslog.node.replicas.consumer_cursors import cursor_of
@@ -124,13 +123,13 @@ class _BrokerCollector:
             "Bytes of messages that were received and are not committed yet",
             value=broker.memory.used_bytes,
         )
+        disk = fullest_disk(broker.data_path)
         yield GaugeMetricFamily(
-            "natslog_disk_free_bytes", "Free bytes on the disk of the data folder", value=free_bytes(broker.data_path)
+            "natslog_disk_free_bytes",
+            "Free bytes on the disk of the data folder; where it is on several disks, on the fullest one",
+            value=disk.free_bytes,
         )
-        disk = os.statvfs(broker.data_path)
-        yield GaugeMetricFamily(
-            "natslog_disk_size_bytes", "Size of the disk of the data folder", value=disk.f_blocks * disk.f_frsize
-        )
+        yield GaugeMetricFamily("natslog_disk_size_bytes", "Size of that disk", value=disk.size_bytes)
         yield GaugeMetricFamily(
             "natslog_disk_min_free_bytes",
             "Free bytes below which messages are refused",

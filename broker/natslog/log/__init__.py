@@ -6,7 +6,7 @@ from natslog.log.lag import Lag
 from natslog.log.log_reader import LogReader
 from natslog.log.read_plan import FilePiece, FileRange, ReadPlan
 from natslog.log.replica_log import ReplicaLog
-from natslog.log.room import StoreLimit, free_bytes
+from natslog.log.room import StoreLimit, free_bytes, fullest_disk
 from natslog.log.run_log import RunLog
 from natslog.log.stream_log import LogOptions, StreamLog
 
@@ -22,4 +22,5 @@ __all__ = [
     "StoreLimit",
     "StreamLog",
     "free_bytes",
+    "fullest_disk",
 ]

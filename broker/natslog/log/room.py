@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from natslog.errors import StorageFull
 
@@ -121,7 +122,28 @@ class DiskRoom:
         )
 
 
+class DiskSpace(NamedTuple):
+    """Of one file system. `folder`: on it. `free_bytes`: that this process may still write there."""
+
+    folder: Path
+    free_bytes: int
+    size_bytes: int
+
+
+def fullest_disk(data_folder: Path) -> DiskSpace:
+    """Of the file systems of a data folder, of which `streams` and `raft` may be mounted on their own, the one with the
+    least free space. Raises OSError.
+    """
+    found = [disk_space(one) for one in (data_folder, data_folder / "streams", data_folder / "raft") if one.is_dir()]
+    return min(found or [disk_space(data_folder)], key=lambda one: one.free_bytes)
+
+
+def disk_space(folder: Path) -> DiskSpace:
+    """Raises OSError."""
+    stats = os.statvfs(folder)
+    return DiskSpace(folder, stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes that this process may still write there."""
-    stats = os.statvfs(folder)
-    return stats.f_bavail * stats.f_frsize
+    return disk_space(folder).free_bytes

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from natslog.errors import NatslogError
-from natslog.log import StreamLog, free_bytes
+from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
@@ -134,7 +134,7 @@ class History:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                self._free_bytes = await loop.run_in_executor(None, free_bytes, self._folder)
+                self._free_bytes = (await loop.run_in_executor(None, fullest_disk, self._folder)).free_bytes
             except OSError as error:  # of a disk that fails, which the broker notices elsewhere
                 logger.debug("the free space of the disk is unknown: %s", error)
             self._sample()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from natslog.diagnosis.examined import FolderFacts, LatencyFacts
 from natslog.errors import NatslogError
+from natslog.log import fullest_disk
 
 _SMALL_BYTES, _SMALL_WRITES = 4 * 1024, 50
 _LARGE_BYTES, _LARGE_WRITES = 1024 * 1024, 5
@@ -23,7 +24,8 @@ _MOST_LINKS = 3
 def probe_folder(folder: str) -> FolderFacts:
     path = Path(folder).absolute()
     measured = nearest_folder(path)
-    disk, status = os.statvfs(measured), measured.stat()
+    space, status = fullest_disk(measured), measured.stat()
+    disk = os.statvfs(space.folder)
     kind, source, options = _mount(measured)
     facts = FolderFacts(
         folder=str(path),
@@ -32,8 +34,8 @@ def probe_folder(folder: str) -> FolderFacts:
         file_system=kind,
         source=source,
         mount_options=options,
-        free_bytes=disk.f_bavail * disk.f_frsize,
-        total_bytes=disk.f_blocks * disk.f_frsize,
+        free_bytes=space.free_bytes,
+        total_bytes=space.size_bytes,
         free_files=disk.f_favail if disk.f_files else None,
         owner=status.st_uid,
         mode=stat.S_IMODE(status.st_mode),

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from natslog.log import fullest_disk
 from natslog.log_events import event
 from natslog.node.disk_reserve import DiskReserve
 
@@ -27,11 +28,12 @@ _HANGS_AFTER_S = 2.0
 
 
 class DiskPulse:
-    """Args: file: overwritten repeatedly; its content is never read. reserve: used if there is no space for it.
+    """Args: file: in a folder of the data folder; overwritten repeatedly, and never read. reserve: used if there is no
+    space for it.
 
     Attributes:
         hangs: a write has not returned for two seconds.
-        free_bytes: of the file system, at the last write.
+        free_bytes: of the fullest file system of the data folder, at the last write.
     """
 
     def __init__(self, file: Path, reserve: DiskReserve) -> None:
@@ -97,8 +99,7 @@ class DiskPulse:
         fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_DSYNC | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(fd, b"%20d" % time.monotonic_ns(), 0)
-            stats = os.fstatvfs(fd)
-            self.free_bytes = int(stats.f_bavail * stats.f_frsize)
+            self.free_bytes = fullest_disk(self._file.parents[1]).free_bytes
         finally:
             os.close(fd)
 

@@ -1,0 +1,46 @@
+"""The folder `streams` on a disk of its own: a broker on which only that disk is full hands its leaderships over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_harness import Cluster
+from tests.harness import all_values, eventually, publish_acked
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+_DISK_MIB = 160
+
+
+@pytest.mark.long
+def test_full_disk_of_streams_alone_hands_leadership_over(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    folders = [broker.folder / "streams" for broker in cluster.brokers]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "tmpfs", str(folder)], check=True)
+    try:
+        with cluster.start().client() as client:
+            client.create_stream("orders", "orders", replicas=3, min_isr=2)
+            cluster.wait_in_sync()
+            publish_acked(cluster.nats_url, "orders", [b"before"])
+            full = cluster.leader_of("orders")
+            assert full is not None
+            ballast = full.folder / "streams" / "ballast"
+            ballast.write_bytes(bytes((_DISK_MIB - 40) * 2**20))
+            eventually(lambda: cluster.leader_of("orders") not in (None, full), 30, "another broker leads")
+            publish_acked(cluster.nats_url, "orders", [b"after"])
+            assert full.metrics()["natslog_disk_free_bytes"] < 64 * 2**20
+            findings = client.overview()["findings"]
+            assert any(str(full.number) in one["where"] for one in findings), findings
+            ballast.unlink()
+            eventually(lambda: cluster.leader_of("orders") is full, 60, "it leads again")
+            assert all_values(client, "orders") == [b"before", b"after"]
+    finally:
+        cluster.close()
+        for folder in folders:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
