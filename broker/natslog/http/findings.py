@@ -14,6 +14,7 @@ from natslog.http.streams import problem_of
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker
 from natslog.subjects import is_internal
+from natslog.wire.message_ids import MAX_IDS
 
 _NAMED = 10
 _SOON_S = 24 * 3600.0
@@ -32,6 +33,7 @@ CODES: dict[str, Level] = {
     "disk_full_soon": "warning",
     "jetstream_conflict": "warning",
     "nats_leaf_down": "error",
+    "stream_dedupe_short": "warning",
     "stream_unavailable": "error",
     "stream_refuses_writes": "error",
     "stream_under_replicated": "warning",
@@ -205,5 +207,19 @@ def _problem(broker: Broker, record: StreamRecord, alive: Set[BrokerId]) -> _Sam
                 else f"{count:,} streams have replicas that are not in sync."
             ),
             "Start the missing brokers, or wait until they have caught up.",
+        )
+    ingest = None if hosted is None else hosted.ingest
+    if ingest is not None and ingest.dedupe_window_s < record.settings.dedupe_window_s:
+        known_s, window_s = ingest.dedupe_window_s, record.settings.dedupe_window_s
+        return _Same(
+            "stream_dedupe_short",
+            lambda count: (
+                f"Message ids are recognised for {known_s:.1f} s instead of {window_s:g} s: more than {MAX_IDS:,} came "
+                "within that time, or some cannot be read."
+                if count == 1
+                else f"{count:,} streams recognise message ids for less time than configured."
+            ),
+            "Repeat messages sooner than that, publish rows in envelopes (one id for many rows), or divide the "
+            "subjects among several streams.",
         )
     return None

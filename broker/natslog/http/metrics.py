@@ -313,6 +313,11 @@ class _BrokerCollector:
                 "leads the stream",
                 lambda stream: stream.ingest.stream_time.behind_s() if stream.ingest is not None else 0.0,
             ),
+            "dedupe_window_seconds": (
+                "Seconds for which message ids are recognised now, which is less than the deduplication window if too "
+                "many come; 0 if another broker leads the stream",
+                lambda stream: stream.ingest.dedupe_window_s if stream.ingest is not None else 0.0,
+            ),
             "isr_size": ("Replicas in sync", lambda stream: len(stream.record.isr)),
             "under_replicated": (
                 "1 if a replica is not in the ISR",

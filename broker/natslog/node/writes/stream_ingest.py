@@ -574,6 +574,13 @@ class StreamIngest:
             self._has_turn = False
             return None
 
+    @property
+    def dedupe_window_s(self) -> float:
+        """For how long message ids are recognised now: for less than configured if too many come. From any thread."""
+        window = self.dedupe
+        shortened_us = window.shortened_to_us(self.stream_time.now_us())
+        return (window.window_us if shortened_us is None else shortened_us) / 1e6
+
     def _rebuild_dedupe(self) -> None:
         with self._lock:
             window_s, self._new_window_s = self._new_window_s, None
