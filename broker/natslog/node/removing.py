@@ -36,6 +36,7 @@ from natslog.node.threads import in_thread
 logger = logging.getLogger("natslog.node")
 
 _EVERY_S = 1.0
+_OTHERS_WAIT_S = 0.2
 _OFFSETS_OF_A_RECORD = 1 << 22
 """A bitmap of so many offsets takes at most 0.5 MiB."""
 _RECORDS_AT_ONCE = 32
@@ -71,6 +72,7 @@ class Removing:
     def __init__(self, hosting: Hosting, executor: Executor) -> None:
         self._hosting, self._executor = hosting, executor
         self._task: asyncio.Task[None] | None = None
+        self._slow: dict[HostedStream, asyncio.Task[None]] = {}  # what takes long goes on beside the others
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called with the error that ended it."""
@@ -84,29 +86,48 @@ class Removing:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            tasks = [self._task, *self._slow.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
+            for stream, task in list(self._slow.items()):
+                if task.done():
+                    del self._slow[stream]
+                    _check(task)
             for stream in list(self._hosting.streams.values()):
-                if stream.log is None:
+                log = stream.log
+                if log is None or stream in self._slow or not self._has_work(stream):
                     continue
-                try:
-                    if stream.removes_messages:
-                        await self._maintain(stream, stream.log)
-                    if stream.is_leading:
-                        await self._shorten(stream, stream.log)
-                except (NatslogError, OSError) as error:
-                    if isinstance(error, CorruptLog) and stream.has_others_in_sync:
-                        stream.note_damage(error)
-                    logger.warning(
-                        "stream %s: removed messages could not be recorded yet: %s",
-                        stream.name,
-                        error,
-                        extra=event("stream.removals_not_recorded", stream=stream.name),
-                    )
+                task = asyncio.create_task(self._serve(stream, log), name=f"removals of {stream.name}")
+                await asyncio.wait([task], timeout=_OTHERS_WAIT_S)
+                if not task.done():
+                    self._slow[stream] = task
+                else:
+                    _check(task)
+
+    @staticmethod
+    def _has_work(stream: HostedStream) -> bool:
+        return stream.removes_messages or (stream.is_leading and stream.companion_bytes >= _SHORTEN_FROM_BYTES)
+
+    async def _serve(self, stream: HostedStream, log: ReplicaLog) -> None:
+        try:
+            if stream.removes_messages:
+                await self._maintain(stream, log)
+            if stream.is_leading:
+                await self._shorten(stream, log)
+        except (NatslogError, OSError) as error:
+            if isinstance(error, CorruptLog) and stream.has_others_in_sync:
+                stream.note_damage(error)
+            logger.warning(
+                "stream %s: removed messages could not be recorded yet: %s",
+                stream.name,
+                error,
+                extra=event("stream.removals_not_recorded", stream=stream.name),
+            )
 
     async def _maintain(self, stream: HostedStream, log: ReplicaLog) -> None:
         ingest = stream.ingest
@@ -270,6 +291,12 @@ class Removing:
         snapshot = [*_snapshot(log), *stream.consumers.snapshot()]
         if stream.companion_bytes > _SNAPSHOT_SHARE * sum(len(data) for _, data in snapshot):
             await stream.shorten_companion(snapshot)
+
+
+def _check(task: asyncio.Task[None]) -> None:
+    """Raises what has ended it: a bug."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
 
 
 def _snapshot(log: ReplicaLog) -> list[Record]:

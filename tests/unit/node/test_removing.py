@@ -113,3 +113,40 @@ def test_a_rule_that_is_in_force_too_early_is_applied_again(tmp_path: Path) -> N
     assert sorted(visibility.removed_below(5).all) == [0, 1, 2, 4]
     visibility.count_anew(3, 0)
     assert sorted(visibility.removed_below(5).all) == [0, 1, 4]
+
+
+def test_a_stream_that_takes_long_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removing_module, "_EVERY_S", 0.01)
+    monkeypatch.setattr(removing_module, "_OTHERS_WAIT_S", 0.01)
+
+    class Stream:
+        log: Any = object()
+        removes_messages, is_leading, companion_bytes, has_others_in_sync = True, False, 0, False
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    served: dict[str, int] = {"slow": 0, "quick": 0}
+
+    async def run() -> None:
+        hosting: Any = _Hosting(Stream("slow"))
+        hosting.streams["quick"] = Stream("quick")
+        removing, held = Removing(hosting, None), asyncio.Event()  # type: ignore[arg-type]
+
+        async def maintain(stream: Any, log: Any) -> None:
+            served[stream.name] += 1
+            if stream.name == "slow":
+                await held.wait()
+
+        monkeypatch.setattr(removing, "_maintain", maintain)
+        removing.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+        async with asyncio.timeout(30):
+            while served["quick"] < 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert served["slow"] == 1, "it is not begun again meanwhile"
+            held.set()
+            while served["slow"] < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await removing.stop()
+
+    asyncio.run(run())

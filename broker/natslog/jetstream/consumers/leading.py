@@ -46,6 +46,7 @@ logger = logging.getLogger("natslog.jetstream")
 _STORE_WITHIN_S = 0.1
 _WINDOWS_BYTES = 64 * 1024 * 1024
 _RETRY_S = 1.0
+_MOST_ANSWERS = 256 * 1024
 _END_WITHIN_S = 1.0
 _NEVER_US = 2**62
 _LEAST_WAIT_US = 1000
@@ -235,9 +236,10 @@ class LedConsumers:
 
     def answer_when_stored(self, served: ServedConsumer, reply: str) -> None:
         """An ack is answered when it is stored."""
-        if not reply.startswith("$"):
-            self._answers.append(reply)
-            self._store_soon.set()
+        if reply.startswith("$") or len(self._answers) >= _MOST_ANSWERS:
+            return  # a client that gets no answer sends its ack again
+        self._answers.append(reply)
+        self._store_soon.set()
 
     def advise(self, kind: str, served: ServedConsumer, **facts: Any) -> None:
         """Publishes an advisory."""

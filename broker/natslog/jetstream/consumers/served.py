@@ -241,6 +241,8 @@ class ServedConsumer:
         elif self._asked < _MOST_ASKED:
             self._asked += 1
             self._owner.spawn(self._pull_when_known(reply, payload), "a pull request")
+        else:  # as many wait until their subscriptions are known
+            self.send([status(reply, "409 Exceeded MaxWaiting")])
 
     async def _pull_when_known(self, reply: str, payload: bytes) -> None:
         try:
