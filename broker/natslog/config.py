@@ -71,6 +71,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     audit_file: str | None = None
     new_admin_token: bool = False
     admin_token_file: str | None = None
+    admin_identity: str = "admin"
     segment_bytes: int = 128 * 1024 * 1024
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024

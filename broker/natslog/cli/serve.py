@@ -236,6 +236,10 @@ def server(
         str | None,
         typer.Option(help="File that a new token of the administrator is written to; default: standard output."),
     ] = None,
+    admin_identity: Annotated[
+        str | None,
+        typer.Option(help="Identity of the administrator, whose token the first start creates; default admin."),
+    ] = None,
     segment_bytes: Annotated[
         str | None, typer.Option(help="Size at which a segment is closed; default 128MiB.")
     ] = None,

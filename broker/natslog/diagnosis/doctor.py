@@ -90,6 +90,7 @@ CHECKS = (
     Check("security.access", "cluster", cluster.access),
     Check("security.files", "secrets", secret_files.files),
     Check("security.certificate", "secrets", secret_files.certificate),
+    Check("security.administrator", "secrets", secret_files.administrator),
     Check("security.user", "machine", machine.user),
 )
 """In the order in which they are shown. docs/OPERATIONS.md has the same ones; a test compares both."""

@@ -121,12 +121,14 @@ class ClusterFacts(msgspec.Struct, kw_only=True):
 
 class SecretFacts(msgspec.Struct, kw_only=True):
     """`problems`: files of secrets that cannot be used, by what they are for. `certificate_expires_s`: of this
-    broker's HTTP port; None without TLS. `used`: how many files were looked at.
+    broker's HTTP port; None without TLS. `trusts_other_ca`: whether clients may have certificates of a CA that natslog
+    has not made. `used`: how many files were looked at.
     """
 
     problems: dict[str, str]
     used: int
     certificate_expires_s: float | None = None
+    trusts_other_ca: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

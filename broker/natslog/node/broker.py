@@ -240,6 +240,7 @@ class Broker:
             is_wanted=self.config.security,
             new_admin_token=self.config.new_admin_token,
             token_file=None if token_file is None else Path(token_file),
+            admin_identity=self.config.admin_identity,
         )
         if self.admin_token is not None:
             self.audit.changed(identity="", route="start of the broker", created_token=id_in(self.admin_token))

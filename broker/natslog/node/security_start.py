@@ -19,17 +19,21 @@ from natslog.security.records import ADMIN_ROLE, TokenRecord
 
 logger = logging.getLogger("natslog.security")
 
-ADMIN = "admin"
-
 
 async def enable_security(
-    cluster: ClusterNode, *, is_wanted: bool, new_admin_token: bool, token_file: Path | None = None
+    cluster: ClusterNode,
+    *,
+    is_wanted: bool,
+    new_admin_token: bool,
+    token_file: Path | None = None,
+    admin_identity: str = "admin",
 ) -> str | None:
     """Enables security in the cluster, if it is wanted and not enabled yet.
 
     Args:
         new_admin_token: whether to create another token for the administrator, because no valid one is left.
         token_file: where to write it; None: nowhere.
+        admin_identity: of the token; a client certificate with this name is the administrator's, too.
 
     Returns:
         The token of the administrator, if this broker has created it. It is not stored anywhere else.
@@ -60,7 +64,7 @@ async def enable_security(
     secret = tokens.new_secret()
     record = TokenRecord(
         id=tokens.token_id(secrets.token_hex(16)),
-        identity=ADMIN,
+        identity=admin_identity,
         digest=tokens.digest_of(secret),
         created_us=cluster.clock.latest_us(),
         note="of the first start" if state.security is None else "of --new-admin-token",

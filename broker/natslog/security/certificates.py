@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from natslog.errors import ConfigError
 
 _CLOCKS_APART = datetime.timedelta(hours=1)
+_AUTHORITY = "natslog CA"
 _CA_LASTS = datetime.timedelta(days=3650)
 _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
 _MOST_DNS_CHARS = 253
@@ -114,9 +115,14 @@ def _here() -> list[str]:
     return ["localhost", "127.0.0.1", "::1", *([name] if _DNS_NAME.fullmatch(name) else [])]
 
 
+def is_own_authority(certificate: x509.Certificate) -> bool:
+    """Whether `natslog tls init` has made it: it signs certificates of brokers and of clients of natslog only."""
+    return certificate.subject == _named(_AUTHORITY)
+
+
 def _authority() -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named("natslog CA")
+    name = _named(_AUTHORITY)
     built = _certificate(name, name, key.public_key(), _CA_LASTS)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     built = built.add_extension(_usage(signs_certificates=True), critical=True)

@@ -108,8 +108,20 @@ def test_healthy_facts_have_no_problem() -> None:
     assert [one for one in report.outcomes if one.state != "ok"] == []
     assert (report.problems, report.warnings) == (0, 0)
     assert {one.check for one in report.outcomes} >= {check.name for check in CHECKS} - {"nats.certificate"} - {
-        "security.certificate"
+        *("security.certificate", "security.administrator")
     }
+
+
+@pytest.mark.parametrize(
+    ("is_foreign", "identity", "state"),
+    [(True, "admin", "warning"), (True, "natslog-root", "ok"), (False, "admin", "ok")],
+)
+def test_ca_of_others_may_name_the_administrator(is_foreign: bool, identity: str, state: str) -> None:
+    config = BrokerConfig(security=True, tls_ca_file="ca.pem", admin_identity=identity)
+    facts = but(SECRETS, trusts_other_ca=is_foreign)
+    examined = replace(HEALTHY, secrets=facts, config=config)
+    (found,) = [one for one in diagnose(examined).outcomes if one.check == "security.administrator"]
+    assert found.state == state
 
 
 def server(**changed: Any) -> NatsFacts:
@@ -218,7 +230,7 @@ def test_each_check_names_what_is_wrong(find: Find, facts: Any, state: State, pa
 
 
 def test_every_check_has_a_case_that_is_not_ok() -> None:
-    tried = {case[0] for case in CASES if case[2] != "ok"}
+    tried = {case[0] for case in CASES if case[2] != "ok"} | {secrets.administrator}  # above: it depends on settings
     assert {check.find for check in CHECKS} == tried
 
 

@@ -101,7 +101,9 @@ CLUSTER: Shape = {
     "nats_leaf_problem": TEXT,
     "brokers": [
         {
-            **dict.fromkeys(("id", "alive", "draining", "leads", "replicas", "in_sync", "clock_apart_s"), NUMBER),
+            **dict.fromkeys(
+                ("id", "alive", "draining", "stopping", "leads", "replicas", "in_sync", "clock_apart_s"), NUMBER
+            ),
             "url": Kind.URL,
             "rack": NAME,
             "tags": [NAME],
@@ -219,6 +221,7 @@ SETTINGS: Shape = {
     "advertise_url": Kind.URL,
     **{key: [Kind.URL] for key in ("seeds", "peer_urls")},
     "rack": NAME,
+    "admin_identity": NAME,
     "tags": [NAME],
     "ack_reply_prefixes": [NAME],
     **dict.fromkeys(

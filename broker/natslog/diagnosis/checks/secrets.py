@@ -38,3 +38,20 @@ def certificate(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
         )
     else:
         yield ok("security.certificate", f"it expires in {days:.0f} days", days=round(days, 1))
+
+
+def administrator(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
+    config = examined.config
+    if config is None or not config.security or config.tls_ca_file is None:
+        return
+    name = config.admin_identity
+    if facts.trusts_other_ca and name == "admin":
+        yield warning(
+            "security.administrator",
+            "tls_ca_file trusts a CA that natslog has not made: who gets a certificate of it with the name admin is "
+            "the administrator",
+            "Set admin_identity to a name that this CA gives to no one else, create a token for it with "
+            "--new-admin-token, and take the role from admin (natslog role rm admin admin).",
+        )
+    else:
+        yield ok("security.administrator", f"a client certificate with the name {name} is the administrator's")

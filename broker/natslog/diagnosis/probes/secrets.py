@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
 
 from natslog.config import BrokerConfig
 from natslog.diagnosis.examined import SecretFacts
 from natslog.errors import NatslogError
+from natslog.security import certificates
 
 TOKEN_OF_CLIENT = "token file of this command"
 
@@ -54,6 +58,9 @@ def _check_certificate(config: BrokerConfig, facts: SecretFacts) -> None:
 
     tls = tls_of(config)
     facts.certificate_expires_s = None if tls is None else tls.expires_s
+    if config.tls_ca_file is not None:
+        authorities = x509.load_pem_x509_certificates(Path(config.tls_ca_file).read_bytes())
+        facts.trusts_other_ca = any(not certificates.is_own_authority(one) for one in authorities)
 
 
 def _require_private(path: str) -> None:
