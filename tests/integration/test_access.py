@@ -557,6 +557,34 @@ def test_what_is_needed_for_a_long_poll_is_checked_again_while_it_waits(secured:
         connection.close()
 
 
+@pytest.mark.long
+def test_every_call_that_takes_a_body_is_paid_for_by_its_identity(secured: Secured) -> None:
+    """Those that the server describes, so also those that are added later."""
+    described = secured.ask("GET /openapi.json")[1]["paths"]
+    taking = [
+        f"{method.upper()} {path}"
+        for path, methods in described.items()
+        for method, call in methods.items()
+        if "requestBody" in call and NEEDS.get(f"{method.upper()} {path}") not in ("open", "peers")
+    ]
+    assert len(taking) > 25
+    unpaid = []
+    for number, call in enumerate(taking):
+        name = f"paying-{number}"
+        created = secured.ask("POST /v1/tokens", body={"identity": name, "roles": ["admin"]})[1]
+        secured.tokens[name] = created["token"]
+        quota = {"bytes_in_per_s": 64 * 1024}
+        assert secured.ask("PUT /v1/quotas", body=quota, query=f"?identity={name}")[0] == 200
+        started = time.monotonic()
+        for _ in range(3):  # more than two seconds' worth, which are free
+            status, _, _ = secured.ask(call, name, body={"unknown": "x" * 62_000})
+            assert status >= 400, call
+        assert secured.ask("GET /v1/whoami", name)[0] == 200
+        if time.monotonic() - started < 0.5:
+            unpaid.append(call)
+    assert unpaid == []
+
+
 def test_the_audit_log_has_changes_and_refusals_and_no_secrets(secured: Secured) -> None:
     secured.ask("POST /v1/streams", "none", body={"name": "x\n2026 forged", "subject": "x"})
     secured.ask("GET /v1/streams/{name}", "nothing", path={"name": "a%1B%5B2Jb"})

@@ -104,6 +104,8 @@ RIGHTS = web.RequestKey("rights", Rights)
 PENDING = web.RequestKey("pending", object)
 GUARD: web.AppKey[Guard] = web.AppKey("guard", Guard)
 LIMITS: web.AppKey[Limits] = web.AppKey("limits", Limits)
+PAID_BYTES: web.RequestKey[int] = web.RequestKey("paid_bytes", int)
+"""Of the body, what was charged to the identity while it was received."""
 AUDITED: web.RequestKey[dict[str, object]] = web.RequestKey("audited", dict)
 """Further facts of a change for the audit log."""
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from natslog import tracing
 from natslog.errors import InvalidRequest
 from natslog.http import shapes
-from natslog.http.access import LIMITS, access, limits_of, rights_of
+from natslog.http.access import LIMITS, PAID_BYTES, access, limits_of, rights_of
 from natslog.http.bodies import chunks_of, read_body
 from natslog.http.context import broker_of, leading, query, whole
 from natslog.http.shapes import shape_response
@@ -73,7 +73,10 @@ async def stage(request: web.Request) -> web.Response:
     if (request.content_length or 0) > broker.staging.max_bytes:
         raise broker.staging.too_large(request.content_length or 0)
     chunks = request.app[LIMITS].received(rights_of(request), chunks_of(request))
-    staged = await broker.staging.receive(key, part, attempt, rules, chunks)
+    try:
+        staged = await broker.staging.receive(key, part, attempt, rules, chunks)
+    finally:
+        request[PAID_BYTES] = request.content.total_bytes
     receipt = msgspec.structs.asdict(staged.receipt)
     return shape_response(shapes.StagedPart(**receipt, bytes=staged.size_bytes))
 

@@ -1,4 +1,4 @@
-"""Request bodies that are read into memory: their size, number, time, and rate for each identity are limited."""
+"""Request bodies that are read into memory: their size, number and time are limited; `gate` charges for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 
 from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from natslog.http.access import LIMITS, rights_of
 from natslog.http.context import BODY
 
 MAX_BODY_BYTES = 64 * 1024
@@ -42,7 +41,6 @@ class Bodies:
         try:
             async with asyncio.timeout(_WITHIN_S):
                 async for chunk in chunks_of(request):
-                    request.app[LIMITS].took(rights_of(request), len(chunk))
                     body += chunk
                     if len(body) > most_bytes:
                         raise PayloadTooLarge(

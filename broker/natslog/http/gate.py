@@ -25,7 +25,7 @@ from natslog.errors import (
     StreamNotFound,
     Unauthorized,
 )
-from natslog.http.access import AUDITED, PENDING, RIGHTS, Access, Pending, access_of, rights_of
+from natslog.http.access import AUDITED, PAID_BYTES, PENDING, RIGHTS, Access, Pending, access_of, rights_of
 from natslog.http.connections import connection_of
 from natslog.http.context import BODY, BROKER, OWNER, READING, REQUEST_ID, broker_of, request_id
 from natslog.http.errors_as_json import Handler
@@ -125,7 +125,10 @@ class Gate:
                     await self._limits.admit(identity.name, rights.quota())
                     held.enter_context(self._limits.request(identity.name))
                     await self._require(request, rights, needed)
-                return await self._watched(request, handler, needed, rights)
+                try:
+                    return await self._watched(request, handler, needed, rights)
+                finally:  # whether or not the handler has read it
+                    self._limits.took(rights, request.content.total_bytes - request.get(PAID_BYTES, 0))
         except (Unauthorized, Forbidden, QuotaExceeded) as error:
             self._log_refusal(request, needed, identity, error)
             source = identity.name if not identity.is_anonymous else f"address {request.remote}"
