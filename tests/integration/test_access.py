@@ -557,6 +557,28 @@ def test_what_is_needed_for_a_long_poll_is_checked_again_while_it_waits(secured:
         connection.close()
 
 
+def test_what_one_may_not_read_is_in_no_count_and_no_status(secured: Secured) -> None:
+    shown = secured.ask("GET /v1/streams/{name}", "part")[1]
+    assert shown["messages"] is None
+    listed = secured.ask("GET /v1/streams", "part")[1]
+    assert [one["messages"] for one in listed if one["name"] == STREAM] == [None]
+    (stated,) = secured.ask("POST /v1/positions", "part")[1]
+    assert stated.get("messages") is None
+    for identity in ("nothing", "reader", "part"):
+        answers = set()
+        for name in ("missing", "other"):  # `other` has rules, and does not exist; the stream of the test does
+            body = {"cursors": [{"consumer": "c", "stream": name, "offset": 0}]}
+            answers.add(secured.ask("POST /v1/cursors", identity, body=body)[0])
+        if identity == "nothing":
+            answers.add(secured.ask("POST /v1/cursors", identity)[0])
+        assert answers == {403}, identity
+    counted = secured.ask("GET /v1/cluster", "other-subject")[1]
+    assert counted["streams"] == 0
+    assert [one["replicas"] for one in counted["brokers"]] == [0]
+    assert secured.ask("GET /v1/cluster", "reader")[1]["streams"] == 1
+    assert secured.ask("GET /v1/cluster", "monitor")[1]["streams"] >= 1
+
+
 @pytest.mark.long
 def test_every_call_that_takes_a_body_is_paid_for_by_its_identity(secured: Secured) -> None:
     """Those that the server describes, so also those that are added later."""

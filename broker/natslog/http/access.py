@@ -170,7 +170,7 @@ def require_still(request: web.Request) -> None:
         pending.still_holds()
 
 
-_COUNTS = ("bytes", "rows", "segments", "compressed")
+_COUNTS = ("bytes", "rows", "segments", "compressed", "messages")
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any, TypeGuard
 
 import msgspec
@@ -20,12 +21,12 @@ from natslog.errors import (
     natslog_version,
 )
 from natslog.http import shapes
-from natslog.http.access import access
+from natslog.http.access import access, rights_of
 from natslog.http.bodies import json_body, read_body
 from natslog.http.connections import connection_of
 from natslog.http.context import BROKER, broker_of, leading, query, request_id
 from natslog.http.shapes import shape_response
-from natslog.model import BrokerId
+from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.log_levels import Levels
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
@@ -105,22 +106,31 @@ async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:
 async def cluster(request: web.Request) -> web.Response:
     query(request)
     broker = broker_of(request)
-    return shape_response(shown_cluster(broker, is_current=await broker.up_to_date()))
+    is_current, rights = await broker.up_to_date(), rights_of(request)
+    records = broker.state.streams.values()
+    if not rights.may("monitor"):  # counts of streams are of those that the identity may see
+        records = [one for one in records if rights.may_see(one.name, one.recorded_subjects)]
+    return shape_response(shown_cluster(broker, is_current=is_current, records=records))
 
 
-def shown_cluster(broker: Broker, *, is_current: bool) -> shapes.Cluster:
-    """Args: `is_current`: whether a majority confirmed that this broker has all changes."""
+def shown_cluster(
+    broker: Broker, *, is_current: bool, records: Collection[StreamRecord] | None = None
+) -> shapes.Cluster:
+    """Args: `is_current`: whether a majority confirmed that this broker has all changes. `records`: the streams that
+    are counted; None: all.
+    """
     node, state = broker.cluster, broker.state
     level, levels = state.feature_level, None
     if level < LATEST_LEVEL:  # otherwise the level is known: every broker supports the level of its cluster
         levels = node.upgrade.supported_levels()
-    streams = [record for record in state.streams.values() if not is_internal(record.name)]
+    records = state.streams.values() if records is None else records
+    streams = [record for record in records if not is_internal(record.name)]
     return shapes.Cluster(
         cluster_id=node.cluster_id,
         metadata_leader=node.group.leader,
         metadata_term=node.group.raft.term,
         is_current=is_current,
-        brokers=[_shown(broker, number) for number in broker.operations.brokers],
+        brokers=[_shown(broker, number, records) for number in broker.operations.brokers],
         streams=len(streams),
         under_replicated=sum(len(one.isr) < len(one.replicas) for one in streams),
         leaderless=sum(one.leader is None for one in streams),
@@ -135,10 +145,9 @@ def shown_cluster(broker: Broker, *, is_current: bool) -> shapes.Cluster:
     )
 
 
-def _shown(broker: Broker, number: BrokerId) -> shapes.Broker:
+def _shown(broker: Broker, number: BrokerId, records: Collection[StreamRecord]) -> shapes.Broker:
     node, state = broker.cluster, broker.state
     member, known = broker.operations.member(number), state.brokers.get(number)
-    records = state.streams.values()
     url = known.url if known else member.url if member else None
     alive = number == node.me or node.link_to(number) is not None
     link = None if alive or url is None else node.links.to(url)
@@ -196,7 +205,7 @@ async def add_broker(request: web.Request) -> web.Response:
     url = normal_url(url)
     broker = _at_metadata_leader(request)
     number = await broker.change_cluster(broker.operations.add(url))
-    return shape_response(_shown(broker, number), status=201)
+    return shape_response(_shown(broker, number, broker.state.streams.values()), status=201)
 
 
 @routes.patch("/v1/cluster/brokers/{id}")
@@ -209,7 +218,7 @@ async def drain_broker(request: web.Request) -> web.Response:
         raise InvalidRequest("draining must be true or false")
     broker, number = _at_metadata_leader(request), _path_number(request)
     await broker.change_cluster(broker.operations.drain(number, draining, request_id(request)))
-    return shape_response(_shown(broker, number))
+    return shape_response(_shown(broker, number, broker.state.streams.values()))
 
 
 def _path_number(request: web.Request) -> BrokerId:

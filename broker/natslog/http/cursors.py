@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CONSUMER_PREFIX, CursorRecord
-from natslog.errors import InvalidRequest, did_you_mean
+from natslog.errors import InvalidRequest, StreamNotFound, did_you_mean
 from natslog.http import shapes
 from natslog.http.access import access, require_readable, rights_of, with_counts
 from natslog.http.bodies import json_body, read_body
@@ -108,8 +108,13 @@ async def set_cursors(request: web.Request) -> web.Response:
             f"at most {MAX_CURSORS_AT_ONCE} cursors can be set in one request: this one has {len(given)}"
         )
     set_us, owner = now_us(), rights.owner
-    records = {name: await broker.record(name) for name in {check_name(one.stream) for one in given}}
-    for record in records.values():
+    records: dict[str, StreamRecord] = {}
+    for name in {check_name(one.stream) for one in given}:
+        try:
+            record = records[name] = await broker.record(name)
+        except StreamNotFound:
+            rights.require_name("cursor", name)  # otherwise the answer is that to a stream which exists
+            raise
         rights.limits("cursor", record.name, record.recorded_subjects)
     commands = [
         SetCursor(
