@@ -47,10 +47,11 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run only if it is "
-        "named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, kafka-stream, "
-        "kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, jetstream-queue, "
-        "jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the screenshots of docs/console, too",
+        "failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run only "
+        "if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
+        "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
+        "jetstream-queue, jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the "
+        "screenshots of docs/console, too",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -73,6 +74,7 @@ def main() -> None:
         "start": lambda: [standing.start_with_a_large_log()],
         "replicas": lambda: cluster.replicated(given.pairs),
         "failover": lambda: cluster.failover(given.kills),
+        "stop": lambda: cluster.planned_stops(20),
         "idle": cluster.idle_replicas,
         "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
         "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind), given.pairs),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -75,27 +76,36 @@ class _Load(threading.Thread):
 
 def failover(kills: int) -> list[Comparison]:
     """How long a publisher waits when the leader is killed."""
-    found = Comparison("leader killed under load: longest wait for an ack", "s", 10.0, is_bound=True)
+    return [_leader_ends("killed", kills, 10.0, BrokerProcess.kill)]
+
+
+def planned_stops(stops: int) -> list[Comparison]:
+    """How long a publisher waits when the leader is stopped in order."""
+    return [_leader_ends("stopped in order", stops, 0.2, BrokerProcess.terminate)]
+
+
+def _leader_ends(how: str, times: int, bound_s: float, end: Callable[[BrokerProcess], object]) -> Comparison:
+    found = Comparison(f"leader {how} under load: longest wait for an ack", "s", bound_s, is_bound=True)
     with natslog_cluster_side() as (server, brokers):
         load = _Load(server.url)
         load.start()
         client = brokers[0].client()
         client.servers = tuple(broker.url for broker in brokers)
-        for _ in range(kills):
+        for _ in range(times):
             eventually(lambda: len(client.position(STREAM)["isr"]) == 3, 60)
-            found.ours.append(_killed(brokers, client.position(STREAM)["leader"], load))
-            console.print(f"  killed: {found.ours[-1]:.2f} s")
+            found.ours.append(_ended(brokers, client.position(STREAM)["leader"], load, end))
+            console.print(f"  {how}: {found.ours[-1]:.2f} s")
         load.stop = True
         load.join(60)
         assert client.position(STREAM)["high_watermark"] >= _ROWS * len(load.acked_at)
-    return [found]
+    return found
 
 
-def _killed(brokers: list[BrokerProcess], leader: int, load: _Load) -> float:
+def _ended(brokers: list[BrokerProcess], leader: int, load: _Load, end: Callable[[BrokerProcess], object]) -> float:
     victim = brokers[leader - 1]
     eventually(lambda: load.acked_at and time.monotonic() - load.acked_at[-1] < 1.0, 30)
     before = len(load.acked_at)
-    victim.kill()
+    end(victim)
     eventually(lambda: len(load.acked_at) > before + 3, 60, "publishing goes on")
     times = load.acked_at[before - 1 :]
     victim.start()

@@ -47,6 +47,7 @@ _SLICE_BYTES = 1024 * 1024
 _LEAST_SLICES = 4  # that may be in flight: the next one is made while the others wait for their acks
 _FLUSH_EVERY_BYTES = 16 * 1024 * 1024
 _RESEND_AFTER_S = 2.0
+_RESEND_REFUSED_AFTER_S, _RESEND_REFUSED_AT_MOST_S = 0.1, 0.4
 _ASK_AFTER_S = 1.0
 _TICK_S = 0.25
 _LOST_S = 0.01
@@ -110,6 +111,8 @@ class Publisher:
         self._refusal = ""
         self._failure: PublishFailed | None = None
         self._has_no_responders = False
+        self._refused_s = 0.0  # when the server last said that there are none
+        self._refused_after_s: float | None = None  # for how long what is sent again waits, while there are none
         self._unflushed_bytes = 0
         self._sent_plain = False  # and their arrival was not confirmed yet
         self._before: tuple[int, int] | None = None  # connections and refusals before what is being sent
@@ -303,7 +306,7 @@ class Publisher:
         while not awaited():
             self._has_come.clear()
             try:
-                async with asyncio.timeout(_TICK_S):
+                async with asyncio.timeout(_TICK_S if self._refused_after_s is None else _RESEND_REFUSED_AFTER_S / 2):
                     await self._has_come.wait()
             except TimeoutError:
                 assert self._before is not None, "something was sent"
@@ -325,10 +328,13 @@ class Publisher:
             raise PublishFailed(self._why_unacked(), unacked=self._in_flight.rows, subject=subject, listens=listens)
         if now - self._last_progress > _ASK_AFTER_S:
             await self._raise_if_hopeless()
-        if now - self._last_progress > _TICK_S:  # else those that wait are on their way
-            for sent, rows in self._in_flight.late(now - _RESEND_AFTER_S):
+        after_s = _RESEND_AFTER_S if self._refused_after_s is None else self._refused_after_s
+        if now - self._last_progress > min(_TICK_S, after_s):  # else those that wait are on their way
+            for sent, rows in self._in_flight.late(now - after_s):
                 self.resent += len(rows)
                 await self._send_slice(sent, rows)
+                if self._refused_after_s is not None:
+                    self._refused_after_s = min(2 * after_s, _RESEND_REFUSED_AT_MOST_S)
 
     async def _raise_if_hopeless(self) -> None:
         (subject, _), acked = self._in_flight.first_waiting(), self.acked
@@ -361,6 +367,8 @@ class Publisher:
             span.note_acks(frames)
         if acked.is_progress:
             self._last_progress = time.monotonic()
+            if self._last_progress - self._refused_s > _RESEND_AFTER_S:
+                self._refused_after_s = None
         if acked.rows:
             self.acked += acked.rows
             if self._on_acked is not None:
@@ -378,6 +386,10 @@ class Publisher:
 
     def _note_refusal(self, answer: bytes) -> None:
         """An empty reply is the server's "no responders"; any other reply is the reason of a stream."""
+        self._refused_s = time.monotonic()
+        if self._refused_after_s is None:  # mostly a stream changes its leader: that is known at once, and soon over
+            self._refused_after_s = _RESEND_REFUSED_AFTER_S
+            self._has_come.set()
         if not answer:
             self._has_no_responders = True
             return
