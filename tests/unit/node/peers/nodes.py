@@ -15,6 +15,7 @@ from aiohttp import web
 from natslog.config import BrokerConfig
 from natslog.http import cluster as routes
 from natslog.http.bodies import BODIES, Bodies
+from natslog.http.connections import Connection, Connections
 from natslog.http.context import BROKER
 from natslog.http.errors_as_json import errors_as_json
 from natslog.nats_server import free_port
@@ -55,10 +56,15 @@ async def node(
     app.add_routes(routes.routes)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", config.http_port).start()
+    server, connections = runner.server, Connections(1000)
+    assert server is not None
+    listening = await asyncio.get_running_loop().create_server(
+        lambda: Connection(connections, server), "127.0.0.1", config.http_port
+    )
     try:
         yield one
     finally:
+        listening.close()
         await one.stop()
         await runner.cleanup()
         data_dir.release()
