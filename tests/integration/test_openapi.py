@@ -243,5 +243,5 @@ def run_schemathesis(described: Path, broker: BrokerProcess, *arguments: str) ->
     options = ["--phases", "coverage", "--checks", checks, "--request-timeout", str(WITHIN_S), "--max-redirects", "0"]
     options += ["--generation-database", "none", "--continue-on-failure", "--no-color", "--url", broker.url]
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(described), *options, *arguments]
-    done = subprocess.run(command, cwd=described.parent, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=described.parent, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

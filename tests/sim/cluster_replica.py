@@ -42,7 +42,7 @@ from tests.sim.cluster_companion import SimCompanion
 from tests.sim.cluster_messages import LONG_AGO_MS, Answer, Fetch
 from tests.sim.cluster_process import Entry
 from tests.sim.cluster_removals import REWRITE_SHARE, Record, SimRemovals
-from tests.sim.raft_checker import require
+from tests.sim.raft_checker import Violation, require
 
 if TYPE_CHECKING:
     from tests.sim.cluster_broker import Roles
@@ -290,6 +290,8 @@ class SimReplica:
     def rebuilt_window(self) -> dict[int, int]:
         """Of the whole log: what is not committed yet will be. Of what files lack, only the kept ids are known."""
         lost = self.log.dropped - self.log.kept_ids
+        if lost:
+            raise Violation(f"broker {self.me} leads without the ids of removed rows at {sorted(lost)[:8]}")
         return {message: offset for offset, (_, message) in enumerate(self.log.records) if offset not in lost}
 
     def when_written(self, then: Callable[[], None]) -> None:
