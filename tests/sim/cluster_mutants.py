@@ -119,13 +119,6 @@ def join_at_once(self: LeaderReplica, broker: Any) -> bool:
     return all(track.end_of(broker) is not None for track in self.tracks)
 
 
-def lags_by_former_fetch(self: Track, broker: BrokerId, now_ms: float, contact_ms: float) -> bool:
-    copy = self.copies[broker]
-    has_everything = copy.end_offset is not None and copy.end_offset >= self.log_end_offset
-    caught_up_ms = max(copy.caught_up_ms, contact_ms) if has_everything else copy.caught_up_ms
-    return now_ms - caught_up_ms > self._timeouts.lag_ms
-
-
 def advance_below_min_isr(self: LeaderReplica) -> int:
     for track in self.tracks:
         ends = [track.end_of(broker) for broker in self.counted]
@@ -409,7 +402,9 @@ IN_TIME: dict[str, Patch] = {
     ),
     "removal: a restarted follower serves before its records are delivered": replaced(Replica, "_has_delivered", True),
     "brokers that stop become leaders": replaced(Metadata, "_apply_to_broker", forget_stops),
-    "the first append after a silence makes followers lag": replaced(Track, "lags", lags_by_former_fetch),
+    "a follower that is behind at all lags": replaced(
+        Track, "lags", lambda self, broker, now_ms, contact_ms: (self.end_of(broker) or 0) < self.log_end_offset
+    ),
     "ids of dropped rows are forgotten": replaced(Log, "drop", drop_with_ids),
     "a replica joins without its leader's kept ids": replaced(Replica, "lacks_ids", lambda self, epoch, serial: False),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),

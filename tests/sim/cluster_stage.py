@@ -90,7 +90,7 @@ class Stage:
         self.stream = self.checker.streams[STREAM]
         self.faults = self
         self.me = METADATA
-        self.is_reckless = self.removes = False
+        self.is_reckless = self.removes = self.is_healthy = False
         self.liar: BrokerId | None = None
         self.commands: list[Proposal] = []
         self.controller = Controller(LONG_AGO_MS)

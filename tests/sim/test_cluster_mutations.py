@@ -7,7 +7,8 @@ that the longest log of a majority holds it too; by epoch it is the one that kee
 One seed in 20,000 notices an epoch that begins before a majority's clocks are known; a unit test of `HostedStream`
 always does. One walk in 3,500 notices a leader that is chosen among unproven replicas by the log of messages alone;
 unit tests of `quorum_position` and of the controller always do. No seed notices what is dropped from files too early,
-because other records hide it; `tests/unit/log/test_removal_model.py` does.
+because other records hide it; `tests/unit/log/test_removal_model.py` does. Followers of the simulation fetch an idle
+log all the time, so that none is late at the first append after a silence: a unit test of `LeaderReplica` has that.
 `test_transcripts` has what needs a chain of events too long for chance: questions of an older epoch (KIP-320), and a
 replica moved away and back.
 """
