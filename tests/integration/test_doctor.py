@@ -84,7 +84,7 @@ def test_healthy_broker_has_no_problem_and_is_not_disturbed(broker: BrokerProces
     done = natslog("doctor", "--json", *settings_of(broker))
     found = by_check(done.stdout)
     assert done.stderr == ""
-    of_more = {"nats.certificate", "security.certificate", "security.files", "cluster.links"}
+    of_more = {"nats.certificate", "security.certificate", "security.files", "security.administrator", "cluster.links"}
     assert set(found) >= {check.name for check in CHECKS} - of_more
     bad = {name for name in found if set(states(found, name)) & {"problem", "not checked"}}
     assert not bad, [found[name] for name in bad]
