@@ -350,10 +350,10 @@ class Replica:
 
     def leave(self) -> bool:
         """The broker is about to stop: a follower fetches no more. Returns whether it is to leave the ISR, so that the
-        leader does not wait for it.
+        leader does not wait for it; also where it has handed its leadership over and does not follow yet.
         """
         record = self.record
-        if self.following is None or record is None:
+        if record is None or record.leader in (None, self.me):
             return False
         self._is_leaving = True  # fetching on, it would be proposed for the ISR again
         is_needed = self.me in record.isr and len(record.isr) <= record.settings.min_isr
