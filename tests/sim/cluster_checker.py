@@ -12,7 +12,7 @@
 7. Metadata: everywhere the same commands, each once, in one order, with the same outcome; a version is one record.
    What is refused is not proposed for ever. A broker that has announced its stop becomes the leader of nothing.
    Timestamps never go back, and no clock that is wrong, while a majority is right, makes a stream's time outrun them.
-   While every broker is up and the network works, nobody leaves an ISR but a broker that stops (in healthy seeds).
+   While every broker is up and the network works, only a broker that stops leaves an ISR (in healthy seeds).
 8. No reader is told that its position is beyond the end while it is not, and no position is stated that is older than
    a metadata session.
 """

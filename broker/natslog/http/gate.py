@@ -101,7 +101,7 @@ class Gate:
             require_same_site(request)
             if not self._guard.is_on or needed.kind == "peers":
                 request[RIGHTS], request[OWNER] = self._guard.rights(NO_CREDENTIALS), ""
-                if needed.kind not in ("open", "peers"):  # nobody has to prove anything
+                if needed.kind not in ("open", "peers"):  # no identity is required
                     connection_of(request).proved()
                 return await self._audited(request, handler, needed)
             return await self._authorized(request, handler, needed)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplicas, IsrChange
@@ -246,6 +247,23 @@ def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Pa
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         await transfer
         assert stream.following is not None
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_a_broker_that_stops_leaves_the_isr_as_soon_as_another_one_leads(tmp_path: Path) -> None:
+    """It stops before it follows. The new leader would wait until it lags, and ack nothing meanwhile."""
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"one")
+        assert not stream.leave(), "it leads"
+        record, version = stream.record, stream.record.version + 1
+        stream.changed(msgspec.structs.replace(record, version=version, leader=OTHER, leader_epoch=Epoch(2)))
+        assert stream.following is None, "what it has received is still being written"
+        assert stream.leave()
+        await stage.wait_until_idle(stream)
         await stream.stop()
 
     run(tmp_path, story)
