@@ -64,7 +64,7 @@ class Guard:
     Args:
         security: the state of the metadata now. `now_us`: time of the cluster's clocks, in microseconds since 1970.
         is_required: whether nothing is permitted while `security` is None.
-        is_current: whether the state includes all that was committed when this broker started. Until then nobody is
+        is_current: whether the state includes all that was committed when this broker started. Until then no client is
             identified: a token may have been created or revoked by a change that is still to be applied.
     """
 
