@@ -238,7 +238,7 @@ class ReadPlan:
                 pieces += [FilePiece(piece.fd, piece.path, body + start, end - start) for start, end in made.body]
         return pieces
 
-    def headed_messages(self) -> Iterator[bytes]:
+    def headed_messages(self) -> Iterator[tuple[ipc.BatchHeader, bytes]]:
         """Those encoded batches that hold message headers or packed ids, read and proven; of the others only their
         metadata is read.
 
@@ -248,7 +248,7 @@ class ReadPlan:
         for piece, position, window, header in self._walked():
             if header.ids_bytes or stores_headers(window):
                 entry = BatchEntry(header.base_offset, header.end_offset, header.rows, position, header.total_bytes, 0)
-                yield read_batch(piece.fd, entry, piece.path)
+                yield header, read_batch(piece.fd, entry, piece.path)
 
     def headers(self) -> Iterator[ipc.BatchHeader]:
         """The header of each batch; bodies are not read.

@@ -12,10 +12,10 @@ Invariant. Of the newest `MAX_IDS` ids within the window, each is in the files o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,6 +31,8 @@ from natslog.wire import own_ids
 from natslog.wire.message_ids import MAX_IDS, Ids, ids_of_headers
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
+_GROUP_BATCHES, _GROUP_BYTES = 4096, 16 * 1024 * 1024
+_Proven: TypeAlias = tuple[ipc.BatchHeader, bytes]
 _RECORD = np.dtype([("id", "<u8", 2), ("offset", "<i8"), ("time_us", "<i8")])
 
 
@@ -191,7 +193,7 @@ def ids_in(chain: SegmentChain, reader: LogReader, start: int, end: int) -> tupl
     while start < end:
         try:
             with reader.plan_read(start, end, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
-                parts += (one for message in plan.headed_messages() if (one := _ids_of(message)) is not None)
+                parts += (_ids_of(some) for some in _in_groups(plan.headed_messages()))
                 start = plan.next_offset
         except OffsetOutOfRange:  # retention was faster
             start = max(start + 1, chain.log_start_offset)
@@ -205,19 +207,37 @@ def as_damage(error: CorruptLog | OSError) -> CorruptLog:
     return error if isinstance(error, CorruptLog) else CorruptLog(f"the log cannot be read: {error}")
 
 
-def _ids_of(message: bytes) -> StoredIds | None:
-    """Of one batch, wherever its rows have them; None where no row has one."""
-    header, batch = ipc.proven_header(message), ipc.decode_batch(message)
-    assert header is not None, "a plan returns proven messages"
-    ids, packed = ids_of_headers(batch.column("headers")), ipc.packed_ids_of(header, message)
-    if packed is not None:
-        hashes = own_ids.hashed(packed)
-        ids = hashes if ids is None else np.where(packed.any(axis=1, keepdims=True), hashes, ids)
-    if ids is None:
-        return None
-    rows = np.flatnonzero(ids.any(axis=1))
-    times_us = batch.column("timestamp").cast(pa.int64()).to_numpy()
-    return StoredIds(ids[rows], batch.column("offset").to_numpy()[rows], times_us[rows])
+def _in_groups(messages: Iterator[_Proven]) -> Iterator[list[_Proven]]:
+    """Batches of a row are as many as the rows: their ids are computed together."""
+    group: list[_Proven] = []
+    size_bytes = 0
+    for header, message in messages:
+        group.append((header, message))
+        size_bytes += len(message)
+        if len(group) == _GROUP_BATCHES or size_bytes >= _GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+def _ids_of(messages: Sequence[_Proven]) -> StoredIds:
+    """Of the rows of these batches that have one, wherever they have it."""
+    batches = [ipc.decode_batch(one).select(["offset", "timestamp", "headers"]) for _, one in messages]
+    rows = pa.Table.from_batches(batches)
+    hashes = own_ids.hashed(np.concatenate([_packed_ids_of(*one) for one in messages]))
+    ids = ids_of_headers(rows.column("headers").combine_chunks())
+    if ids is not None:
+        hashes = np.where(hashes.any(axis=1, keepdims=True), hashes, ids)
+    found = np.flatnonzero(hashes.any(axis=1))
+    times_us = rows.column("timestamp").cast(pa.int64()).to_numpy()
+    return StoredIds(hashes[found], rows.column("offset").to_numpy()[found], times_us[found])
+
+
+def _packed_ids_of(header: ipc.BatchHeader, message: bytes) -> ipc.PackedIds:
+    """Zeros where there is none."""
+    packed = ipc.packed_ids_of(header, message)
+    return np.zeros((header.rows, ipc.ID_BYTES), np.uint8) if packed is None else packed
 
 
 def _behind(start: int, error: CorruptLog, chain: SegmentChain) -> int:

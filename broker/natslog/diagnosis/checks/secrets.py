@@ -48,8 +48,8 @@ def administrator(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
     if facts.trusts_other_ca and name == "admin":
         yield warning(
             "security.administrator",
-            "tls_ca_file is a CA that natslog has not made: every client with a certificate of it for the name admin is "
-            "the administrator",
+            "tls_ca_file is a CA that natslog has not made: every client with a certificate of it for the name admin "
+            "is the administrator",
             "Set admin_identity to a name that this CA gives to no other client, create a token for it with "
             "--new-admin-token, and take the role from admin (natslog role rm admin admin).",
         )

@@ -46,9 +46,8 @@ def last_message_id(log: StreamLog) -> str:
     if end <= log.first_readable_offset:
         return ""
     with log.reader.plan_read(end - 1, end, max_bytes=1, prove=False, uncommitted=True) as plan:
-        for message in plan.headed_messages():
-            header, batch = ipc.proven_header(message), ipc.decode_batch(message)
-            assert header is not None, "a plan returns proven messages"
+        for header, message in plan.headed_messages():
+            batch = ipc.decode_batch(message)
             rows = ipc.rows_within(header, batch, end - 1, end)
             if rows.start < rows.stop:
                 return message_id_of(batch.column("headers"), ipc.packed_ids_of(header, message), rows.start)
