@@ -24,6 +24,7 @@ from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 
 _WAIT_S = 0.5
+_EXPECTED_WAIT_S, _EXPECTED_WITHIN_S = 0.02, 1.0
 _HIGH_WATERMARK_WAITS_S = 0.01
 _PAUSE_FACTOR = 2.0
 _PAUSE_AT_MOST_S = 1.0
@@ -85,7 +86,22 @@ class FetchSession:
         self._due: dict[StreamId, None] = {}
         self._due_later: set[StreamId] = set()
         self._catching_up: dict[StreamId, _Part] = {}
+        self._expected: dict[StreamId, float] = {}  # the position in each of these, until then
         self._wake = asyncio.Event()
+
+    def expect(self, stream_id: StreamId) -> None:
+        """This broker leads the stream from now on. The follower says where it is in its next request: until it has,
+        none is held for long. What it has asked too early is answered now.
+        """
+        self._expected[stream_id] = time.monotonic() + _EXPECTED_WITHIN_S
+        self._make_due(stream_id)
+        self._wake.set()
+
+    def _wait_s(self) -> float:
+        """For how long a request is held while no stream is due."""
+        now_s = time.monotonic()
+        self._expected = {stream_id: until_s for stream_id, until_s in self._expected.items() if until_s > now_s}
+        return _EXPECTED_WAIT_S if self._expected else _WAIT_S
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
         """A stream has new data: records, or only another HW."""
@@ -107,7 +123,7 @@ class FetchSession:
             self._wake.set()
 
     async def serve(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
-        """The answer, when a stream is due; an empty one after half a second."""
+        """The answer, when a stream is due; an empty one after half a second, or sooner (`expect`)."""
         self.last_contact_s = time.monotonic()
         self.incarnation = request.incarnation
         for stream_id in request.forget:
@@ -125,7 +141,7 @@ class FetchSession:
         if not self._due:
             self._wake.clear()
             try:
-                async with asyncio.timeout(_WAIT_S):
+                async with asyncio.timeout(self._wait_s()):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -162,6 +178,7 @@ class FetchSession:
         """The follower's position may move HW, before anything is read for it."""
         stream = self._find(stream_id)
         if stream is not None and stream.leading is not None:
+            self._expected.pop(stream_id, None)
             stream.sessions.add(self)
             stream.fetched(self.follower, position, self.incarnation)
 

@@ -22,7 +22,7 @@ from natslog.errors import BrokerUnavailable, CorruptLog, NatslogError
 from natslog.log import StoreLimit
 from natslog.log.stored_ids import NO_IDS
 from natslog.log_events import event
-from natslog.model import BrokerId, Epoch, StreamId, stream_of_companion
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, stream_of_companion
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir, stream_id_of
@@ -94,6 +94,7 @@ class Hosting:
             propose=proposals.propose,
             propose_isr=proposals.propose_isr,
             store=StoreLimit(config.max_store_bytes),
+            expect_followers=self._expect_followers,
         )
 
     # ---- queries ----
@@ -280,6 +281,11 @@ class Hosting:
         for task in list(self._tasks):
             task.cancel()
         return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+
+    def _expect_followers(self, record: StreamRecord) -> None:
+        for broker in record.replicas:
+            if (session := self.sessions.get(broker)) is not None:
+                session.expect(record.id)
 
     async def delete_files(self, stream_id: StreamId) -> None:
         """Removes the files of a stream that is not hosted. Raises OSError."""

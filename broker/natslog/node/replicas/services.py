@@ -52,7 +52,8 @@ class Services:
     """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises.
     `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
     leader of a stream subscribes; `receive_direct`: takes the requests to them. `began_to_lead`: this broker leads the
-    stream, and has subscribed to its subjects: also after these were edited. `lead_consumers`, `end_consumers`:
+    stream, and has subscribed to its subjects: also after these were edited. `expect_followers`: it leads the stream
+    from now on, and its followers come. `lead_consumers`, `end_consumers`:
     the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
     imported stream become these; returns the names of others, and why they were refused. `consumer_positions`: of the
     consumers of a stream that this broker leads. `consumer_numbers`: the same with their numbers, of all or of one of
@@ -82,6 +83,7 @@ class Services:
     direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
     receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
     began_to_lead: Callable[[Any], None] = lambda stream: None
+    expect_followers: Callable[[StreamRecord], None] = lambda record: None
     lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers

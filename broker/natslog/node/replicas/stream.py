@@ -831,6 +831,7 @@ class HostedStream:
         self._has_led = leading is not None
         if leading is not None:
             self._services.leaders_appointed += 1
+            self._services.expect_followers(self.record)
             epoch, start = leading.epoch, leading.epoch_start
             what = ("stream %s: this broker leads epoch %d from offset %d", self.name, epoch, start)
             if epoch > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -252,5 +253,35 @@ def test_records_of_a_later_epoch_than_the_answering_leaders_are_not_copied(tmp_
         _append_copies(log, "orders", Epoch(2), memoryview(data))
         assert log.log_end_offset == first.usable_log().log_end_offset
         log.close()
+
+    with_streams(tmp_path, story)
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_request_is_not_held_while_the_follower_of_a_new_leader_may_say_where_it_is(
+    tmp_path: Path, asked_before: bool
+) -> None:
+    """Otherwise the new leader knows half a second later what is committed."""
+
+    async def story(streams: Streams) -> None:
+        first, second = streams.values()
+        end = first.usable_log().log_end_offset
+        with ThreadPoolExecutor(1) as executor:
+            session = FetchSession(OTHER, lambda one: None if one == first.id else streams[one], executor)
+            await asked(session, 1, streams if asked_before else {second.id: second}, end)
+            held = asyncio.create_task(session.serve(FetchRequest(2, "life")))
+            await asyncio.sleep(0)
+            session._find = streams.get  # from now on it leads the other one, too
+            session.expect(first.id)
+            async with asyncio.timeout(0.3):
+                response, _ = await held
+                assert [answer.stream_id for answer in response.answers] == [first.id][: int(asked_before)]
+                for number in (3, 4):  # the first of them may have a high watermark
+                    await session.serve(FetchRequest(number, "life"))
+            await asked(session, 5, {first.id: first}, end)
+            await session.serve(FetchRequest(6, "life"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await session.serve(FetchRequest(7, "life"))
 
     with_streams(tmp_path, story)
