@@ -13,7 +13,6 @@ downgraded. A level never goes back.
               streams with several subjects, limits per subject, compaction, companion logs, erasure,
               streams that are imported, and their lineage, internal streams, cursors in a stream, limits of the size
               of a message, protection against removal, versions of settings, streams of the JetStream API
-
     level 3   brokers that announce their stop
 
 Level 2 is that of natslog 0.2.0, and is final. What is added since is of level 3, which is final with natslog 0.3.0.

@@ -21,8 +21,8 @@ _END_NOTED_EVERY_MS = 100.0
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """`lag_ms`: a follower that lacks what was there so long ago, or that has everything and has sent nothing for this
-    time, leaves the ISR. `unresponsive_ms`: a leader that sends nothing
-    for this time is reported. `propose_again_ms`: after this time, a change without a known outcome is proposed again.
+    time, leaves the ISR. `unresponsive_ms`: a leader that sends nothing for this time is reported. `propose_again_ms`:
+    after this time, a change without a known outcome is proposed again.
     """
 
     lag_ms: float = 3000.0
