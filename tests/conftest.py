@@ -51,6 +51,13 @@ def open_log(folder: Path, options: LogOptions | None = None, **settings: object
     return ReplicaLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
 
 
+def retained(log: ReplicaLog, now_us: int) -> int:
+    """What a leader does about limits: how many segments it removes."""
+    if log.settings.age_limit_s is not None:
+        log.expire_by_age(now_us)
+    return log.enforce_retention()
+
+
 def stream_time_of(log: StreamLog) -> StreamTime:
     """As of a broker that has no cluster yet: the wall clock, held at the monotonic one."""
     clock = ClusterClock(BrokerId(1), log.folder.parent / "clock")

@@ -106,6 +106,12 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     jetstream: JetStreamSettings | None = None
 
     @property
+    def age_limit_s(self) -> float | None:
+        """From which age on no message is visible, whichever it is."""
+        ages_s = [self.max_age_s, None if self.allow_ttl else self.ttl_s]
+        return min((age_s for age_s in ages_s if age_s is not None), default=None)
+
+    @property
     def subjects(self) -> tuple[str, ...]:
         """All that are recorded. No two of them overlap."""
         return (self.subject, *self.more_subjects)

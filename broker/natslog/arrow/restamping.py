@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import FIRST_FORMAT, BatchHeader, Bytes, blank_crcs, fill_line, line_start
-from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.batch_metadata import MOST_ROWS_BYTES, BatchMetadata
 from natslog.arrow.covered import covered
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, InvalidRequest
 
-MOST_ROWS_BYTES = 128 * 1024 * 1024
 _ERRORS = (
     struct.error,
     pa.ArrowException,

@@ -25,11 +25,13 @@ import urllib3
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import BatchHeader
+from natslog.arrow.batch_metadata import MOST_ROWS_BYTES, BatchMetadata
 from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptAnswer, CorruptLog, Forbidden, NatslogError
 
 _MOST_DIGITS = 19
+_SMALL_BODY_BYTES = 4096
 _ALL_BYTES = 2**62
 _LAST_US = 253_402_300_799_999_999  # the last one of the year 9999
 _ARROW_ERRORS = (
@@ -66,13 +68,16 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Stored batches up to the offset `end`, perhaps compressed; `last` is what was decoded before them."""
+    """Stored batches up to the offset `end`, perhaps compressed; `last` is what was decoded before them, and
+    `unpacked_bytes` what all that was decoded claimed.
+    """
 
     messages: Sequence[Message]
     schema: pa.Schema
     asked: Asked
     end: int
     last: Fetched
+    unpacked_bytes: int = 0
 
     def decoded(self, max_bytes: int) -> Fetched:
         """The next part.
@@ -84,11 +89,13 @@ class Rest:
             CorruptAnswer: the rows cannot be read.
         """
         batches: list[pa.RecordBatch] = []
-        covered, size_bytes, count = self.last.next_offset, 0, 0
+        covered, size_bytes, count, unpacked = self.last.next_offset, 0, 0, self.unpacked_bytes
         with _corrupt_if_unreadable(self.asked):
             for header, message in self.messages:
                 if batches and size_bytes >= max_bytes:
                     break
+                body = message[header.header_bytes :]
+                unpacked += _unpacked_bytes(message[8 : header.header_bytes], body, self.asked, unpacked)
                 batch = ipc.decode_batch(message, self.schema)
                 if batch.num_rows != header.rows:
                     source = f"stream {self.asked.stream!r}"
@@ -102,7 +109,8 @@ class Rest:
                 covered = min(self.end, header.end_offset)
         left = self.messages[count:]
         part = replace(self.last, batches=batches, next_offset=covered if left else self.end, rest=None)
-        return replace(part, rest=replace(self, messages=left, last=part)) if left else part
+        rest = replace(self, messages=left, last=part, unpacked_bytes=unpacked)
+        return replace(part, rest=rest) if left else part
 
     def _rows_within(self, header: BatchHeader | ProjectedHeader, batch: pa.RecordBatch) -> slice:
         """Those asked for. Raises CorruptAnswer: it has others than its header states, or they cannot be chosen."""
@@ -121,13 +129,16 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The requested rows. `end` None: up to the end of the stream. `is_filtered`: not all rows of the range."""
+    """The requested rows. `end` None: up to the end of the stream. `is_filtered`: not all rows of the range.
+    `most_bytes`: of the rows of a response, uncompressed.
+    """
 
     stream: str
     start: int
     end: int | None
     columns: Sequence[str] | None
     is_filtered: bool
+    most_bytes: int = MOST_ROWS_BYTES
 
     @property
     def schema(self) -> pa.Schema:
@@ -278,22 +289,60 @@ def _check_covered(asked: Asked, covered: int, upto: int) -> None:
 
 def _exact_rows(data: bytes, asked: Asked, end: int, removed: int) -> list[pa.RecordBatch]:
     """Validated rows: see above. `removed`: how many offsets of the range have no message."""
-    with pa.ipc.open_stream(data) as reader:
-        if not reader.schema.equals(asked.schema):
-            raise CorruptAnswer(f"stream {asked.stream!r}: the response does not have the requested columns")
-        batches, covered = [], asked.start
-        for batch in reader:
-            batch.validate(full=True)
-            _check_nulls(batch, asked)
-            _check_times(batch, asked)
-            covered = _check_offsets(batch, asked, covered, end)
-            if batch.num_rows:
-                batches.append(batch)
+    messages = _ipc_messages(data, asked)
+    if not (schema := pa.ipc.read_schema(next(messages))).equals(asked.schema):
+        raise CorruptAnswer(f"stream {asked.stream!r}: the response does not have the requested columns")
+    batches, covered, unpacked = [], asked.start, 0
+    for message in messages:
+        unpacked += _unpacked_bytes(memoryview(message.metadata), memoryview(message.body), asked, unpacked)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        _check_nulls(batch, asked)
+        _check_times(batch, asked)
+        covered = _check_offsets(batch, asked, covered, end)
+        if batch.num_rows:
+            batches.append(batch)
     rows = sum(batch.num_rows for batch in batches)
     span = max(0, end - asked.start - removed)
     if rows > span or (rows < span and not asked.is_filtered):
         raise CorruptAnswer(f"stream {asked.stream!r}: {rows} rows for offsets {asked.start} to {end}")
     return batches
+
+
+def _ipc_messages(data: bytes, asked: Asked) -> Iterator[pa.Message]:
+    """The messages of an Arrow IPC stream: a schema, then record batches."""
+    reader, expected = pa.ipc.MessageReader.open_stream(data), "schema"
+    while True:
+        try:
+            message = reader.read_next_message()
+        except StopIteration:
+            if expected == "schema":
+                raise ValueError("there is no schema") from None
+            return
+        if message.type != expected:  # pyarrow would read it as one, and crash
+            raise CorruptAnswer(f"stream {asked.stream!r}: the response has a message that is not a {expected}")
+        yield message
+        expected = "record batch"
+
+
+def _unpacked_bytes(metadata: memoryview, body: memoryview, asked: Asked, before: int) -> int:
+    """What a batch claims to have uncompressed. Small ones count as they are: they cannot exceed a limit.
+
+    Args:
+        before: what the batches before it in the same response claim.
+
+    Raises:
+        CorruptAnswer: with it, the response has more than was asked for. Nothing was decompressed.
+    """
+    if len(body) < _SMALL_BODY_BYTES:
+        return len(body)
+    found = BatchMetadata(bytes(metadata)).unpacked_bytes(lambda at: bytes(body[at : at + 8])) or len(body)
+    if before + found > asked.most_bytes:
+        raise CorruptAnswer(
+            f"stream {asked.stream!r}: the response unpacks to more than {asked.most_bytes} bytes: check that the URL "
+            "is that of a natslog broker. The request is repeated at another broker if there is one"
+        )
+    return found
 
 
 def _check_nulls(batch: pa.RecordBatch, asked: Asked) -> None:

@@ -23,6 +23,7 @@ import msgspec
 import urllib3
 
 from natslog import tracing
+from natslog.client.bounded import BoundedPools, most_bytes
 from natslog.client.credentials import Members, origin_of, read_token
 from natslog.client.epochs import LeaderEpochs, stated_in
 from natslog.config import DEFAULT_SERVER_URL
@@ -58,6 +59,8 @@ _TOKEN_NOT_SENT = (
     "%s requires credentials, but the token was not sent to it: it is not one of the configured servers, and none of "
     "them lists it as a member with the same URL scheme; add it to the servers"
 )
+MOST_BODY_BYTES = 136 * 1024 * 1024
+"""Of a response: what is asked for at once (8 MiB), and one batch more (128 MiB at most)."""
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
@@ -157,7 +160,7 @@ class Asker:
 
     def _new_pool(self) -> urllib3.PoolManager:
         options = self.options
-        return urllib3.PoolManager(
+        return BoundedPools(
             maxsize=8,
             retries=False,
             timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=options.timeout_s),
@@ -196,12 +199,14 @@ class Asker:
         prefer: Sequence[str] = (),
         timeout_s: float | None = None,
         parts_within_s: float = 0.0,
+        most_body_bytes: int = MOST_BODY_BYTES,
         judge: Judge = lambda response: leader_epochs.outdated(stated_in(response.headers)),
     ) -> urllib3.BaseHTTPResponse:
         """The response of the first broker that gives one.
 
         Args:
             parts_within_s: how long it waits for the broker that has staged parts.
+            most_body_bytes: a larger response is not received.
             judge: by default, a response of an older leader about a stream's bounds is not used.
 
         Raises:
@@ -209,6 +214,7 @@ class Asker:
         """
         servers = self._most_promising_first(dict.fromkeys([*prefer, *self.servers]))
         named = dict(headers)
+        most_bytes.set(most_body_bytes)
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
         problem, answered, attempt, started, asked_to_wait_s = "", "", 0, time.monotonic(), 0.0
@@ -221,17 +227,17 @@ class Asker:
                 time.sleep(max(asked_to_wait_s, self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT)))
             attempt, asked_to_wait_s, answered = attempt + 1, 0.0, ""
             for place, server in enumerate(servers):
-                asked_at = time.monotonic()
+                asked_at, status = time.monotonic(), 0
                 try:
                     share_s = self._left_for_first_s() / (len(servers) - place)  # one that hangs leaves time for others
                     within_s = min(timeout_s or self.options.timeout_s, max(_LEAST_TIMEOUT_S, share_s))
                     response = self._send(method, server + path, query, body, within_s, named)
                     _silent_until.pop(server, None)
-                    self._has_answered = True
-                    error = _error_of(response, server) if response.status >= 300 else judge(response)
+                    self._has_answered, status = True, response.status
+                    error = _error_of(response, server) if status >= 300 else judge(response)
                     if error is None:
                         return response
-                except CorruptAnswer as failure:  # of the judge
+                except CorruptAnswer as failure:  # of the judge, or it is too large
                     error = failure
                 except RedirectFailed as failure:  # the leader failed: another one is being chosen
                     problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S, parts_until)
@@ -248,7 +254,7 @@ class Asker:
                     raise error
                 answered = f"{without_secrets(server)}: {error.message}"
                 asked_to_wait_s = max(asked_to_wait_s, _wait_of(error))
-                if response.status < 400 or isinstance(error, _LEADERLESS):
+                if 0 < status < 400 or isinstance(error, _LEADERLESS):
                     patient_until = max(patient_until, started + LEADER_WITHIN_S, parts_until)
                 elif isinstance(error, PartsUnavailable):
                     patient_until = max(patient_until, parts_until)
@@ -284,11 +290,12 @@ class Asker:
 
     def _of_each(self, path: str, query: dict[str, Any] | None = None) -> Iterator[urllib3.BaseHTTPResponse]:
         """The response of each broker to one GET with a short timeout; brokers that do not respond are omitted."""
+        most_bytes.set(MOST_BODY_BYTES)
         for server in self._most_promising_first(self.servers):
             timeout_s = min(_ASK_EACH_WITHIN_S, self.options.timeout_s)
             try:
                 response = self._send("GET", server + path, query, None, timeout_s, {})
-            except (RedirectFailed, *_TRANSPORT_ERRORS):
+            except (RedirectFailed, CorruptAnswer, *_TRANSPORT_ERRORS):
                 continue
             if response.status < 300:
                 yield response
@@ -326,7 +333,13 @@ class Asker:
             allowed = {"Authorization": f"Bearer {token}"} if is_trusted else {}
             try:
                 response = self._pool.request(
-                    method, url, body=data, headers=headers | allowed, timeout=timeout, redirect=False
+                    method,
+                    url,
+                    body=data,
+                    headers=headers | allowed,
+                    timeout=timeout,
+                    redirect=False,
+                    decode_content=False,  # natslog does not compress responses; a few bytes could unpack to gigabytes
                 )
             except _TRANSPORT_ERRORS as failure:
                 if "Natslog-Redirected" in headers:
@@ -368,8 +381,9 @@ class Asker:
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s),
                 redirect=False,
+                decode_content=False,
             )
-        except _TRANSPORT_ERRORS:
+        except (*_TRANSPORT_ERRORS, CorruptAnswer):
             return None
         return response.data if response.status == 200 else None
 

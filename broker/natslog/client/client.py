@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 import urllib3
 
+from natslog.arrow.batch_metadata import MOST_ROWS_BYTES
 from natslog.client.answers import Asked, Fetched, number_of, rows_of
 from natslog.client.appending import AppendAsker
 from natslog.client.asking import ClientOptions, Facts, RedirectFailed, leader_epochs, parse_servers
@@ -348,8 +349,18 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         timeout_s = self.options.timeout_s + wait_ms / 1000
         judge = partial(self._judge_messages, name, start, expected_id)
         path = stream_path(name) + "/messages"
-        ask = partial(self._ask, "GET", path, query=query, headers=_WHOLE_BATCHES, timeout_s=timeout_s, judge=judge)
-        asked = Asked(name, start, end, columns, is_filtered=subject is not None)
+        most_bytes = max_bytes + MOST_ROWS_BYTES
+        ask = partial(
+            self._ask,
+            "GET",
+            path,
+            query=query,
+            headers=_WHOLE_BATCHES,
+            timeout_s=timeout_s,
+            most_body_bytes=most_bytes,
+            judge=judge,
+        )
+        asked = Asked(name, start, end, columns, is_filtered=subject is not None, most_bytes=most_bytes)
         try:
             answer = rows_of(ask(prefer=prefer), asked, max_decoded_bytes)
         except (CorruptLog, CorruptAnswer):  # damaged on the network, or by that broker: another one shows which

@@ -11,6 +11,9 @@ less than it has advanced steadily, in step with the monotonic clock; an hour of
 One start with a wrong clock therefore has no immediate effect, and a stream that was idle for a week is not delayed
 permanently.
 
+What expires is hidden by `ExpiryClock`, which does not follow a jump of stream time at once: a wrong majority does not
+hide everything before somebody can correct it.
+
 Invariants. Stream time never goes back. Between two readings it advances by at most the elapsed monotonic time, unless
 a majority of the clocks (alone: the broker's own, steady for long enough) has reached the result.
 
@@ -28,6 +31,8 @@ SAMPLE_HOLDS_US = 5_000_000
 STEADY_ENOUGH_US = 3_600_000_000
 """The clock of a single broker that has not jumped for this time is followed, however far ahead it is."""
 _JUMP_US = 1_000_000
+JUMP_FOLLOWED_WITHIN_US = 300_000_000
+"""What expires because stream time has jumped is hidden in the course of this time."""
 
 
 class ClockSample(NamedTuple):
@@ -130,3 +135,45 @@ class StreamClock:
             return max(slowest_us, reading.agreed_us, min(wall_us, held_us))
         is_followed = reading.steady_us >= min(wall_us - held_us, STEADY_ENOUGH_US)
         return max(slowest_us, wall_us if is_followed else min(wall_us, held_us))
+
+
+class ExpiryClock:
+    """The time by which messages of one stream expire: stream time, or less for a while after that has jumped.
+
+    Stream time that advances in step with elapsed time, within a second, is followed at once. What it jumps ahead is
+    followed evenly, over `JUMP_FOLLOWED_WITHIN_US`, and no further from the moment that the clocks are corrected. It
+    never goes back, and is never ahead of stream time.
+
+    Args:
+        newest_us, elapsed_us: as of `StreamClock`.
+
+    Attributes:
+        time_us: the last result.
+    """
+
+    def __init__(self, newest_us: int, elapsed_us: int) -> None:
+        self.time_us = newest_us
+        self._elapsed_us = elapsed_us
+        self._is_first, self._jump_us = True, 0
+
+    def advance(self, stream_us: int, reading: ClockReading, steady_us: int) -> int:
+        """The time now.
+
+        Args:
+            stream_us: stream time, which stays ahead when clocks were ahead. reading: the clocks now. steady_us: for
+                how long this broker's wall clock has not jumped. So much time may have passed before this broker had
+                the stream.
+        """
+        target_us = min(stream_us, reading.wall_us if reading.agreed_us is None else reading.agreed_us)
+        passed_us = max(0, reading.elapsed_us - self._elapsed_us)
+        held_us = self.time_us + passed_us
+        ahead_us = target_us - held_us
+        is_known = self._is_first and (not self.time_us or ahead_us <= steady_us)
+        if ahead_us <= _JUMP_US or is_known:
+            self._jump_us = 0
+            self.time_us = max(self.time_us, target_us)
+        else:
+            self._jump_us = max(self._jump_us, ahead_us)
+            self.time_us = min(target_us, held_us + self._jump_us * passed_us // JUMP_FOLLOWED_WITHIN_US)
+        self._elapsed_us, self._is_first = max(self._elapsed_us, reading.elapsed_us), False
+        return self.time_us

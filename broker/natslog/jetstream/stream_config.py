@@ -315,7 +315,7 @@ def require_updatable(was: StreamConfig, now: StreamConfig) -> StreamConfig:
 def settings_of(config: StreamConfig) -> StreamSettings:
     """Of a stream that is created with this configuration, which is checked.
 
-    `max_age` becomes `ttl`, which removes each message at its time; the setting `max_age` removes whole segments.
+    `max_age` becomes `ttl`, from which messages may be exempt; natslog's `max_age` concerns all of them.
     """
     limits = config.consumer_limits
     return StreamSettings(

@@ -1,6 +1,6 @@
 """When single messages expire: those with a time to live of their own, and tombstones.
 
-Theory of operation. Offsets are kept in a few runs, each in the order of the seconds in which they expire. A run is
+Theory of operation. Offsets are kept in a few runs, each in the order of the milliseconds in which they expire. A run is
 joined with the one before it unless that one is more than twice as long, so each offset is sorted a logarithmic number
 of times, and what is due is the beginning of each run. The cost depends neither on the size of the stream nor on the
 messages that expire later. Replicas note committed messages; the leader takes what is due by stream time and has it
@@ -34,7 +34,8 @@ NEVER_S = 0.0
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 _MOST_S = 2**53 / 1e6
-_SECOND_US = 1_000_000
+_MS_US = 1000
+_SECOND_MS = 1000
 
 
 def ttl_s(text: str) -> float | None:
@@ -78,14 +79,14 @@ def own_ttls_s(headers: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 @dataclass(slots=True)
 class _Run:
-    """Offsets in the order of the seconds in which they expire; those below `taken` are gone."""
+    """Offsets in the order of the milliseconds in which they expire; those below `taken` are gone."""
 
-    seconds: Offsets
+    at_ms: Offsets
     offsets: Offsets
     taken: int = 0
 
     def __len__(self) -> int:
-        return len(self.seconds) - self.taken
+        return len(self.at_ms) - self.taken
 
 
 class Expiries:
@@ -100,10 +101,10 @@ class Expiries:
     def add(self, offsets: Offsets, expire_us: npt.NDArray[np.int64]) -> None:
         """`expire_us`: the stream time at which each expires."""
         if len(offsets):
-            self._add(-(-expire_us // _SECOND_US), offsets)
+            self._add(-(-expire_us // _MS_US), offsets)
 
-    def _add(self, seconds: Offsets, offsets: Offsets) -> None:
-        self._runs.append(_sorted(seconds, offsets))
+    def _add(self, at_ms: Offsets, offsets: Offsets) -> None:
+        self._runs.append(_sorted(at_ms, offsets))
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             self._runs[-2:] = [_joined(self._runs[-2:])]
 
@@ -111,7 +112,7 @@ class Expiries:
         """What has expired by this stream time; it is no longer here then."""
         found: list[Offsets] = [np.empty(0, np.int64)]
         for run in self._runs:
-            end = int(np.searchsorted(run.seconds, now_us // _SECOND_US, "right"))
+            end = int(np.searchsorted(run.at_ms, now_us // _MS_US, "right"))
             if end > run.taken:
                 found.append(run.offsets[run.taken : end])
                 run.taken = end
@@ -119,42 +120,59 @@ class Expiries:
             self._runs = [run for run in self._runs if len(run)]
         return np.sort(np.concatenate(found))
 
+    def next_us(self) -> int | None:
+        """When the next one expires; None if none does."""
+        return min((int(run.at_ms[run.taken]) * _MS_US for run in self._runs), default=None)
+
     def copy(self) -> Expiries:
         """The arrays are the same: they are not changed."""
         made = Expiries()
         made._runs = [replace(run) for run in self._runs]
         return made
 
-    def to_bytes(self) -> bytes:
-        """Their number, and compressed the seconds and offsets in the order in which they expire, as differences."""
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """What natslog 0.2.0 reads: their number, and compressed the seconds and offsets in the order in which they
+        expire, as differences. Then by how many milliseconds before each of these seconds, compressed.
+        """
         whole = _joined(self._runs)
         count = len(whole)
-        differences = np.diff(np.stack([whole.seconds, whole.offsets]), prepend=0, axis=1)
-        packed = pa.Codec("zstd", 1).compress(differences.astype(np.int64).tobytes(), asbytes=True) if count else b""
-        return count.to_bytes(8, "little") + bytes(packed)
+        seconds = -(-whole.at_ms // _SECOND_MS)
+        differences = np.diff(np.stack([seconds, whole.offsets]), prepend=0, axis=1).astype(np.int64)
+        before_ms = (seconds * _SECOND_MS - whole.at_ms).astype(np.int16)
+        packed = [_packed(differences), _packed(before_ms)] if count else [b"", b""]
+        return count.to_bytes(8, "little") + packed[0], packed[1]
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Expiries:
+    def from_bytes(cls, data: bytes, before_ms: bytes = b"") -> Expiries:
         """Raises ValueError: these are not such bytes."""
         made, count = cls(), int.from_bytes(data[:8], "little")
         if count:
             try:
-                unpacked = pa.Codec("zstd").decompress(data[8:], decompressed_size=16 * count, asbytes=True)
+                seconds, offsets = np.cumsum(_unpacked(data[8:], np.int64, 2 * count).reshape(2, count), axis=1)
+                before = _unpacked(before_ms, np.int16, count) if before_ms else np.zeros(count, np.int16)
             except (OSError, MemoryError, OverflowError) as error:
                 raise ValueError(f"the times at which messages expire cannot be read: {error}") from error
-            seconds, offsets = np.cumsum(np.frombuffer(unpacked, np.int64).reshape(2, count), axis=1)
-            made._add(seconds, offsets)
+            made._add(seconds * _SECOND_MS - before, offsets)
         return made
 
 
-def _sorted(seconds: Offsets, offsets: Offsets) -> _Run:
-    order = np.argsort(seconds, kind="stable")
-    return _Run(seconds[order], offsets[order])
+def _packed(values: npt.NDArray[Any]) -> bytes:
+    return bytes(pa.Codec("zstd", 1).compress(values.tobytes(), asbytes=True))
+
+
+def _unpacked(data: bytes, kind: type[np.generic], count: int) -> npt.NDArray[Any]:
+    size_bytes = count * np.dtype(kind).itemsize
+    return np.frombuffer(pa.Codec("zstd").decompress(data, decompressed_size=size_bytes, asbytes=True), kind)
+
+
+def _sorted(at_ms: Offsets, offsets: Offsets) -> _Run:
+    order = np.argsort(at_ms, kind="stable")
+    return _Run(at_ms[order], offsets[order])
 
 
 def _joined(runs: list[_Run]) -> _Run:
     nothing = np.empty(0, np.int64)
     return _sorted(
-        np.concatenate([nothing, *(run.seconds[run.taken :] for run in runs)]),
+        np.concatenate([nothing, *(run.at_ms[run.taken :] for run in runs)]),
         np.concatenate([nothing, *(run.offsets[run.taken :] for run in runs)]),
     )

@@ -195,21 +195,6 @@ class ReplicaLog(RunLog):
         with self._checkpoint_lock:
             self._checkpoints.lower_high_watermark(high_watermark)
 
-    def drop_before(self, offset: int) -> int:
-        """Removes the segments that lie wholly below an offset: the leader's log start. Returns how many.
-
-        The log start is on stable storage before. The last segment stays, and what is not known to be committed here.
-
-        Raises:
-            OSError: the start could not be stored, and nothing was removed; or a file could not be removed.
-        """
-        with self._seal_lock:
-            if self._is_closed:
-                return 0
-            count = self._count_below(offset)
-            self._drop_first(count)
-        return count
-
     def replace_sealed(self, segment: SealedSegment, end_offset: int, fetched: FetchedBatches) -> bool:
         """Repairs a sealed segment with batches of another replica; durable when this returns. Readers that have the
         damaged file open continue to read it.

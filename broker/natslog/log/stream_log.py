@@ -52,7 +52,6 @@ from natslog.log.newest import NewestRows, Offsets, Texts
 from natslog.log.opening import Opening, check_folder, lost_log
 from natslog.log.recovery import Damage
 from natslog.log.removed import offset_range, offset_set
-from natslog.log.retention import expired_count
 from natslog.log.rewriting import droppable_offsets, due_segments, older_messages, pending_rows, rewrite
 from natslog.log.room import DiskRoom, StoreLimit
 from natslog.log.scrub import ScrubProgress
@@ -73,7 +72,6 @@ ROW_BYTES, HEADER_BYTES = 16, 1024
 """What is stored beside the buffers of rows: offset and timestamp of each, and the header of their batch, about."""
 _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
-_AGE_REMOVES_A_PART = 10
 _NOT_DUE_WITHIN_US = 1_000_000
 _STORED_AT_CLOSE_OFFSETS = 10_000
 _READ_AT_ONCE_BYTES = 8 * 1024 * 1024
@@ -519,25 +517,23 @@ class StreamLog:
         segment.path.unlink(missing_ok=True)
         self.compression.sealed(self.chain, segment.base_offset, written.uncompressed_bytes)
 
-    def enforce_retention(self, now_us: int) -> int:
-        """Moves the logical start, and removes segments below it and those that are too old; returns how many. Because
-        of their age only a part of them is removed, so that a wrong time does not remove everything at once: the next
-        call continues.
-
-        Args:
-            now_us: stream time.
-        """
+    def enforce_retention(self) -> int:
+        """Moves the logical start, and removes segments below it; returns how many."""
         self.advance_start()
+        return self.drop_before(self.first_readable_offset)
+
+    def drop_before(self, offset: int) -> int:
+        """Removes the segments that lie wholly below an offset. Returns how many.
+
+        The log start is on stable storage before. The last segment stays, and what is not known to be committed here.
+
+        Raises:
+            OSError: the start could not be stored, and nothing was removed; or a file could not be removed.
+        """
         with self._seal_lock:  # until the files are gone: who closes the log waits for that
             if self._is_closed:
                 return 0
-            count = expired_count(
-                self.chain.droppable_prefix(),
-                now_us=now_us,
-                most=max(1, len(self.chain.segments) // _AGE_REMOVES_A_PART),
-                max_age_s=self.settings.max_age_s,
-            )
-            count = max(count, self._count_below(self.first_readable_offset))
+            count = self._count_below(offset)
             self._drop_first(count)
         return count
 
@@ -552,6 +548,22 @@ class StreamLog:
         if settings.discard == "old" and (settings.max_messages, settings.max_bytes) != (None, None):
             with self._limits_lock:
                 self._limits.advance(settings)
+
+    def expire_by_age(self, now_us: int) -> int | None:
+        """Of the leader: the logical start moves behind the messages that are past the age limit. Returns the timestamp
+        of the first one after it; None if there is none.
+
+        Args:
+            now_us: the time by which messages expire.
+
+        Raises:
+            CorruptLog: the place to look is damaged.
+        """
+        age_s = self.settings.age_limit_s
+        past_us = now_us - int(age_s * 1e6) if age_s is not None else 0
+        offset, timestamp_us = self.reader.offset_at(past_us, self.first_readable_offset)
+        self.limit_start(offset)
+        return timestamp_us
 
     def _count_below(self, offset: int) -> int:
         """How many segments lie wholly below an offset, and are known to be committed; never the last one."""

@@ -412,6 +412,11 @@ class Visibility:
                 self._keep_due(waiting, now_us)
             return waiting
 
+    def next_expiry_us(self) -> int | None:
+        """When the next message expires that has a time of its own; None if none does."""
+        with self._lock:
+            return self._expiries.next_us()
+
     def not_recorded(self, offsets: BitMap64, now_us: int) -> None:
         """Expired offsets could not be recorded: `expired` returns them again."""
         with self._lock:
@@ -694,7 +699,8 @@ class Visibility:
         self._tombstones = from_bytes(base64.b64decode(content["tombstones"]), str(self._path))
         self._settled = from_bytes(base64.b64decode(content["settled"]), str(self._path))
         self._indexes_subjects = bool(content["indexes_subjects"])
-        self._expiries = Expiries.from_bytes(base64.b64decode(content["expiries"]))
+        stored = (base64.b64decode(content.get(name, "")) for name in ("expiries", "expiries_ms"))
+        self._expiries = Expiries.from_bytes(*stored)
         self._rules_version = int(content["rules_version"])
         self.applied = self._stored = int(content["applied"])
         self.removed.derive(hidden)
@@ -709,13 +715,14 @@ class Visibility:
                 content, expiries = self._content(log_start_offset), self._expiries.copy()
                 self._stored = self.applied
             try:
-                write_checked(self._path, _FILE, 1, content | {"expiries": expiries.to_bytes()})
+                seconds, before_ms = expiries.to_bytes()
+                write_checked(self._path, _FILE, 1, content | {"expiries": seconds, "expiries_ms": before_ms})
             except BaseException:
                 self._stored = -1
                 raise
 
     def _content(self, log_start_offset: int) -> dict[str, Any]:
-        """Under the lock: what is stored but `expiries`, copied."""
+        """Under the lock: what is stored but the times of expiry, copied."""
         return {
             "applied": self.applied,
             "rules": [[rule.from_epoch, rule.per_subject, rule.compacts, rule.rolls_up] for rule in self.rules],

@@ -17,7 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from natslog.cluster.stream_time import ClockReading, ClockSample, Steadiness, StreamClock, agreed_us, beginning_us
+from natslog.cluster.stream_time import (
+    ClockReading,
+    ClockSample,
+    ExpiryClock,
+    Steadiness,
+    StreamClock,
+    agreed_us,
+    beginning_us,
+)
 from natslog.errors import DataDirError, NatslogError
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.log_events import event
@@ -146,6 +154,10 @@ class ClusterClock:
         agreed = agreed_us(known, wall_us, passed_us, brokers)
         return ClockReading(wall_us, passed_us, agreed, 0, beginning_us(known, wall_us, passed_us, brokers))
 
+    def steady_us(self) -> int:
+        """For how long the own wall clock has not jumped."""
+        return self._steadiness.steady_us(now_us(), elapsed_us())
+
     @property
     def has_time(self) -> bool:
         """Whether a majority's clocks are known, or there is only this one."""
@@ -178,13 +190,25 @@ class StreamTime:
 
     def __init__(self, clock: ClusterClock, newest_us: int, idle_s: float) -> None:
         self._cluster = clock
-        self._clock = StreamClock(newest_us, elapsed_us() - int(idle_s * 1e6))
+        written_us = elapsed_us() - int(idle_s * 1e6)
+        self._clock, self._expiry = StreamClock(newest_us, written_us), ExpiryClock(newest_us, written_us)
         self._lock = threading.Lock()
 
     def now_us(self) -> int:
         """The timestamp that the next message gets."""
         with self._lock:
             return self._clock.advance(self._cluster.reading())
+
+    def expiry_us(self) -> int:
+        """The time by which messages expire: what `now_us` gives, or earlier for some minutes after a jump of it. It
+        stands still while the clocks of a majority are not known.
+        """
+        with self._lock:
+            reading = self._cluster.reading()
+            stream_us = self._clock.advance(reading)
+            if reading.agreed_us is None and not self._cluster.is_alone:
+                return self._expiry.time_us
+            return self._expiry.advance(stream_us, reading, self._cluster.steady_us())
 
     def behind_s(self) -> float:
         """How far it is behind this machine's wall clock."""

@@ -2,8 +2,9 @@
 
 Theory of operation. The leader determines exact offsets, and appends them as bitmaps to the companion log of the stream
 (`removed` records). When a record is committed, every replica hides these offsets. So a request is answered when the
-messages are hidden, on stable storage of all in-sync replicas. Once a second the leader takes what has expired by
-stream time. When newer messages hide many older ones in sealed segments (by a limit per subject or by key), their
+messages are hidden, on stable storage of all in-sync replicas. What has expired by stream time is hidden within some
+tens of milliseconds: the leader looks at every stream once a second, and knows when the next message expires. What is
+past an age limit is the beginning of the log, whose start for readers is moved; the files go later. When newer messages hide many older ones in sealed segments (by a limit per subject or by key), their
 offsets are recorded too: segments are rewritten only without recorded messages, and so the same ones on each replica.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,7 @@ from natslog.log import ReplicaLog
 from natslog.log.erasing import ErasedOffsets, Erases
 from natslog.log.removed import offset_range, offset_set, to_array, to_bytes
 from natslog.log_events import event
+from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.companion_log import Record
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import ERASED, REMOVED, RULES, HostedStream
@@ -36,6 +39,7 @@ from natslog.node.threads import in_thread
 logger = logging.getLogger("natslog.node")
 
 _EVERY_S = 1.0
+_LEAST_PAUSE_S = 0.05
 _OTHERS_WAIT_S = 0.2
 _OFFSETS_OF_A_RECORD = 1 << 22
 """A bitmap of so many offsets takes at most 0.5 MiB."""
@@ -66,6 +70,24 @@ class ErasureBegun:
     messages: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Oldest:
+    """The first visible message of a log: its timestamp, or None where there was none below `end`."""
+
+    log: ReplicaLog
+    timestamp_us: int | None
+    end: int
+
+    def expires_us(self, log: ReplicaLog, age_s: float, now_us: int) -> int:
+        """When this log has to be looked at again. A message that arrives now expires after its age."""
+        age_us = int(age_s * 1e6)
+        if log is not self.log:
+            return now_us
+        if self.timestamp_us is None:
+            return now_us + (0 if log.high_watermark > self.end else age_us)
+        return self.timestamp_us + age_us
+
+
 class Removing:
     """See the module."""
 
@@ -73,6 +95,8 @@ class Removing:
         self._hosting, self._executor = hosting, executor
         self._task: asyncio.Task[None] | None = None
         self._slow: dict[HostedStream, asyncio.Task[None]] = {}  # what takes long goes on beside the others
+        self._oldest: dict[HostedStream, _Oldest] = {}
+        self._due_s: dict[HostedStream, float] = {}  # when something expires that does so before the next look
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called with the error that ended it."""
@@ -92,33 +116,56 @@ class Removing:
             await asyncio.wait(tasks)
 
     async def _run(self) -> None:
+        look_s = 0.0
         while True:
-            await asyncio.sleep(_EVERY_S)
-            for stream, task in list(self._slow.items()):
-                if task.done():
-                    del self._slow[stream]
-                    _check(task)
-            for stream in list(self._hosting.streams.values()):
-                log = stream.log
-                if log is None or stream in self._slow or not self._has_work(stream):
-                    continue
-                task = asyncio.create_task(self._serve(stream, log), name=f"removals of {stream.name}")
-                await asyncio.wait([task], timeout=_OTHERS_WAIT_S)
-                if not task.done():
-                    self._slow[stream] = task
-                else:
-                    _check(task)
+            began_s = time.monotonic()
+            if began_s >= look_s:
+                look_s = began_s + _EVERY_S
+                await self._look_at_all()
+            else:
+                for stream in [stream for stream, due_s in self._due_s.items() if due_s <= began_s]:
+                    await self._begin(stream, self._expire)
+            now_s = time.monotonic()
+            until_s = min([look_s, *self._due_s.values()])
+            await asyncio.sleep(max(until_s - now_s, now_s - began_s, _LEAST_PAUSE_S))  # at most half of the time
+
+    async def _look_at_all(self) -> None:
+        streams = list(self._hosting.streams.values())
+        for stream, task in list(self._slow.items()):
+            if task.done():
+                del self._slow[stream]
+                _check(task)
+        for stream in self._oldest.keys() - set(streams):
+            del self._oldest[stream]
+        self._due_s.clear()
+        for stream in streams:
+            log = stream.log
+            if log is None:
+                continue
+            if stream.removes_messages or (stream.is_leading and stream.companion_bytes >= _SHORTEN_FROM_BYTES):
+                await self._begin(stream, self._maintain)
+            elif stream.record.settings.age_limit_s is not None and self._is_age_due(stream, log):
+                await self._begin(stream, self._expire)
+
+    async def _begin(self, stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], Awaitable[None]]) -> None:
+        """Returns when it is done, or goes on beside the others."""
+        self._due_s.pop(stream, None)
+        log = stream.log
+        if log is None or stream in self._slow:
+            return
+        task = asyncio.create_task(self._served(stream, log, work), name=f"removals of {stream.name}")
+        await asyncio.wait([task], timeout=_OTHERS_WAIT_S)
+        if not task.done():
+            self._slow[stream] = task
+        else:
+            _check(task)
 
     @staticmethod
-    def _has_work(stream: HostedStream) -> bool:
-        return stream.removes_messages or (stream.is_leading and stream.companion_bytes >= _SHORTEN_FROM_BYTES)
-
-    async def _serve(self, stream: HostedStream, log: ReplicaLog) -> None:
+    async def _served(
+        stream: HostedStream, log: ReplicaLog, work: Callable[[HostedStream, ReplicaLog], Awaitable[None]]
+    ) -> None:
         try:
-            if stream.removes_messages:
-                await self._maintain(stream, log)
-            if stream.is_leading:
-                await self._shorten(stream, log)
+            await work(stream, log)
         except (NatslogError, OSError) as error:
             if isinstance(error, CorruptLog) and stream.has_others_in_sync:
                 stream.note_damage(error)
@@ -130,16 +177,15 @@ class Removing:
             )
 
     async def _maintain(self, stream: HostedStream, log: ReplicaLog) -> None:
-        ingest = stream.ingest
-        if not stream.is_leading or ingest is None or stream.record.sealed or stream.record.import_state:
-            return
-        now_us = ingest.stream_time.now_us()
-        if log.visibility.rules_version < (version := stream.record.rules_version):
-            await self.count_anew(stream, version)
-        await self._expire(stream, log, now_us)
-        hidden = await in_thread(self._executor, _recordable, log)
-        if hidden:
-            await self.record(stream, hidden)
+        if _stream_time(stream) is not None:
+            if log.visibility.rules_version < (version := stream.record.rules_version):
+                await self.count_anew(stream, version)
+            await self._expire(stream, log)
+            hidden = await in_thread(self._executor, _recordable, log) if log.visibility.has_rules else BitMap64()
+            if hidden:
+                await self.record(stream, hidden)
+        if stream.is_leading:
+            await self._shorten(stream, log)
 
     async def count_anew(self, stream: HostedStream, version: int) -> None:
         """A rule was added that hides messages: removals of before do not count for it on any replica. What they hide
@@ -153,28 +199,65 @@ class Removing:
 
     # ---- what expires ----
 
-    async def _expire(self, stream: HostedStream, log: ReplicaLog, now_us: int) -> None:
-        settings = stream.record.settings
-        if settings.ttl_s is not None:
-            past_us = now_us - int(settings.ttl_s * 1e6)
-            start = log.first_readable_offset
-            upto, _ = await in_thread(self._executor, log.reader.offset_at, past_us, start)
-            if not settings.allow_ttl:
-                log.limit_start(upto)
-            elif upto > start:
+    def _is_age_due(self, stream: HostedStream, log: ReplicaLog) -> bool:
+        """Whether a message may be past the age limit now. If one is before the next look at all, that is noted."""
+        stream_time, age_s = _stream_time(stream), stream.record.settings.age_limit_s
+        if stream_time is None or age_s is None:
+            return False
+        oldest = self._oldest.get(stream)
+        if oldest is None:
+            return True
+        now_us = stream_time.expiry_us()
+        expires_us = oldest.expires_us(log, age_s, now_us)
+        self._note_due(stream, expires_us - now_us)
+        return expires_us <= now_us
+
+    def _note_due(self, stream: HostedStream, in_us: int) -> None:
+        if 0 < in_us < _EVERY_S * 1e6:
+            due_s = time.monotonic() + in_us / 1e6
+            self._due_s[stream] = min(due_s, self._due_s.get(stream, due_s))
+
+    async def _expire(self, stream: HostedStream, log: ReplicaLog) -> None:
+        """Hides what has expired."""
+        stream_time, settings = _stream_time(stream), stream.record.settings
+        if stream_time is None:
+            return
+        now_us = stream_time.expiry_us()
+        if settings.age_limit_s is not None:
+            await self._expire_by_age(stream, log, settings.age_limit_s, now_us)
+        if settings.allow_ttl and settings.ttl_s is not None:
+            start, past_us = log.first_readable_offset, now_us - int(settings.ttl_s * 1e6)
+            upto, following_us = await in_thread(self._executor, log.reader.offset_at, past_us, start)
+            if upto > start:
                 await in_thread(self._executor, log.apply_rules)
                 expired = log.visibility.without_own_ttl(start, upto)
                 if expired:
                     await self.record(stream, expired)
+            if following_us is not None:
+                self._note_due(stream, following_us - past_us)
         if log.visibility.has_rules:
-            await in_thread(self._executor, log.apply_rules)
-            due = log.visibility.expired(now_us, leads=True)
-            try:
-                if due:
-                    await self.record(stream, due)
-            except BaseException:
-                log.visibility.not_recorded(due, now_us)
-                raise
+            await self._expire_single(stream, log, now_us)
+
+    async def _expire_by_age(self, stream: HostedStream, log: ReplicaLog, age_s: float, now_us: int) -> None:
+        end, start = log.high_watermark, log.first_readable_offset
+        oldest_us = await in_thread(self._executor, log.expire_by_age, now_us)
+        if log.first_readable_offset > start:
+            stream.log_start_moved()
+        oldest = self._oldest[stream] = _Oldest(log, oldest_us, end)
+        self._note_due(stream, oldest.expires_us(log, age_s, now_us) - now_us)
+
+    async def _expire_single(self, stream: HostedStream, log: ReplicaLog, now_us: int) -> None:
+        """What has a time of its own."""
+        await in_thread(self._executor, log.apply_rules)
+        due = log.visibility.expired(now_us, leads=True)
+        try:
+            if due:
+                await self.record(stream, due)
+        except BaseException:
+            log.visibility.not_recorded(due, now_us)
+            raise
+        if (next_us := log.visibility.next_expiry_us()) is not None:
+            self._note_due(stream, next_us - now_us)
 
     # ---- on request ----
 
@@ -293,6 +376,14 @@ class Removing:
             await stream.shorten_companion(snapshot)
 
 
+def _stream_time(stream: HostedStream) -> StreamTime | None:
+    """Of a stream whose messages expire here: the leader decides what does, by the time of the stream."""
+    ingest, record = stream.ingest, stream.record
+    if not stream.is_leading or ingest is None or record.sealed or record.import_state:
+        return None
+    return ingest.stream_time
+
+
 def _check(task: asyncio.Task[None]) -> None:
     """Raises what has ended it: a bug."""
     if not task.cancelled() and (error := task.exception()) is not None:
@@ -330,8 +421,6 @@ def _erasure_records(
 
 def _recordable(log: ReplicaLog, at_least: int = _RECORDED_AT_LEAST) -> BitMap64:
     """What newer messages hide in sealed segments, if that is enough for rewriting them."""
-    if not log.visibility.has_rules:
-        return BitMap64()
     log.apply_rules()
     start, end = log.log_start_offset, log.sealed_end_offset
     hidden = log.visibility.removed.derived(start, end)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from natslog.cluster.stream_time import (
+    JUMP_FOLLOWED_WITHIN_US,
     SAMPLE_HOLDS_US,
     STEADY_ENOUGH_US,
     ClockReading,
     ClockSample,
+    ExpiryClock,
     Steadiness,
     StreamClock,
     agreed_us,
@@ -223,3 +227,61 @@ def test_readings_that_arrive_out_of_order_do_no_harm(one: int, other: int) -> N
     second = clock.advance(ClockReading(TRUE + other, other))
     assert second >= first
     assert clock.advance(ClockReading(TRUE + HOUR, HOUR)) == TRUE + HOUR
+
+
+# ---- what expires ----
+
+
+def expiry_us(clock: ExpiryClock, clocks_us: int, elapsed_us: int, steady_us: int = 0, stream_us: int = 0) -> int:
+    """Where the brokers agree on this time, and stream time is it, or later."""
+    reading = ClockReading(TRUE, elapsed_us, clocks_us)
+    return clock.advance(max(stream_us, clocks_us), reading, steady_us)
+
+
+def test_what_expires_follows_stream_time_at_once_while_that_is_in_step_with_elapsed_time() -> None:
+    clock = ExpiryClock(TRUE, 0)
+    for elapsed_us in range(0, 100 * SECOND, 50_000):
+        assert expiry_us(clock, TRUE + elapsed_us, elapsed_us) == TRUE + elapsed_us
+
+
+def test_a_jump_of_stream_time_is_followed_evenly_within_some_minutes() -> None:
+    clock, times = ExpiryClock(TRUE, 0), []
+    expiry_us(clock, TRUE, 0, HOUR)
+    for elapsed_us in range(SECOND, JUMP_FOLLOWED_WITHIN_US + 2 * SECOND, SECOND):
+        times.append(expiry_us(clock, TRUE + HOUR + elapsed_us, elapsed_us, 10 * HOUR) - TRUE)
+    steps = [after - before for before, after in pairwise(times)]
+    assert times[0] == SECOND + HOUR // 300
+    assert set(steps[:-2]) == {SECOND + HOUR // 300}
+    assert times[-1] == HOUR + JUMP_FOLLOWED_WITHIN_US + SECOND
+
+
+def test_when_the_clocks_are_corrected_nothing_more_expires_because_of_the_jump() -> None:
+    clock, jumped_us = ExpiryClock(TRUE, 0), TRUE + HOUR
+    expiry_us(clock, TRUE, 0)
+    during_us = expiry_us(clock, jumped_us + SECOND, SECOND)
+    assert during_us == TRUE + SECOND + HOUR // 300
+    for elapsed_us in range(2 * SECOND, 60 * SECOND, SECOND):
+        now_us = expiry_us(clock, TRUE + elapsed_us, elapsed_us, stream_us=jumped_us + elapsed_us)
+        assert now_us == max(during_us, TRUE + elapsed_us)
+
+
+def test_after_a_start_the_time_that_the_own_clock_was_steady_for_counts_as_passed() -> None:
+    for steady_us, time_us in [(HOUR, TRUE + HOUR), (HOUR - 1, TRUE)]:
+        assert expiry_us(ExpiryClock(TRUE, 0), TRUE + HOUR, 0, steady_us) == time_us
+    assert expiry_us(ExpiryClock(0, 0), TRUE, 0) == TRUE, "a stream without messages"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * HOUR), st.integers(0, 60 * SECOND)), max_size=40), st.integers(0, HOUR))
+def test_the_time_of_expiry_never_goes_back_is_never_ahead_and_never_far_behind_for_long(
+    steps: list[tuple[int, int]], steady_us: int
+) -> None:
+    clock, stream_us, elapsed_us, before_us = ExpiryClock(TRUE, 0), TRUE, 0, TRUE
+    for jump_us, passed_us in steps:
+        stream_us, elapsed_us = stream_us + jump_us + passed_us, elapsed_us + passed_us
+        now_us = expiry_us(clock, stream_us, elapsed_us, steady_us)
+        assert before_us <= now_us <= stream_us
+        assert now_us - before_us >= passed_us
+        before_us = now_us
+    elapsed_us += JUMP_FOLLOWED_WITHIN_US
+    stream_us += JUMP_FOLLOWED_WITHIN_US
+    assert expiry_us(clock, stream_us, elapsed_us) == stream_us

@@ -16,7 +16,7 @@ import pytest
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
 from natslog.log import LogOptions
-from tests.conftest import decoded, open_log, rows, stored_values
+from tests.conftest import decoded, open_log, retained, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -182,7 +182,7 @@ def sealed_log(folder: Path, **limits: object):
 def test_retention_by_messages_keeps_exactly_so_many_and_removes_whole_segments(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_messages=100)
     values = stored_values(log)
-    assert log.enforce_retention(0) > 0
+    assert retained(log, 0) > 0
     start = log.first_readable_offset
     assert log.high_watermark - start == 100
     assert log.log_start_offset <= start < log.chain.segments[1].base_offset
@@ -193,7 +193,7 @@ def test_retention_by_messages_keeps_exactly_so_many_and_removes_whole_segments(
 
 def test_retention_by_bytes_keeps_as_many_messages_as_fit(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_bytes=20_000)
-    assert log.enforce_retention(0) > 0
+    assert retained(log, 0) > 0
     start = log.first_readable_offset
     assert log.reader.extent(start, log.high_watermark).bytes <= 20_000
     log.chain.limited_below = start - 1
@@ -201,38 +201,32 @@ def test_retention_by_bytes_keeps_as_many_messages_as_fit(log_folder: Path) -> N
     assert log.log_start_offset <= start < log.chain.segments[1].base_offset
 
 
-def test_retention_by_age_drops_what_is_older(log_folder: Path) -> None:
+def test_retention_by_age_hides_each_message_at_its_time_and_drops_segments_of_hidden_ones(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_age_s=10.0)
-    newest = log.chain.segments[-1].max_timestamp_us
-    assert log.enforce_retention(newest) == 0
-    while log.enforce_retention(newest + 11_000_000):
-        pass
+    times = {
+        int(offset): int(time_us)
+        for _, batch in log.stored_rows(0, log.high_watermark)
+        for offset, time_us in zip(batch["offset"].to_pylist(), batch["timestamp"].cast("int64").to_pylist(), strict=True)
+    }
+    newest_us = max(times.values())
+    for now_us in range(min(times.values()) + 10_000_000, newest_us + 10_000_000, 7):
+        following_us = log.expire_by_age(now_us)
+        start = log.first_readable_offset
+        assert times[start] == following_us >= now_us - 10_000_000
+        assert start == 0 or times[start - 1] < now_us - 10_000_000
+        log.enforce_retention()
+        segments = log.chain.segments
+        assert len(segments) == 1 or segments[0].base_offset <= start < segments[1].base_offset
+    assert log.expire_by_age(newest_us + 10_000_001) is None
+    log.enforce_retention()
+    assert log.first_readable_offset == log.high_watermark
     assert [segment.path.suffix for segment in log.chain.segments] == [".active"]
-
-
-def test_one_step_of_retention_by_age_removes_a_tenth_of_the_segments_at_most(log_folder: Path) -> None:
-    log = sealed_log(log_folder, max_age_s=10.0)
-    newest, count = log.chain.segments[-1].max_timestamp_us, len(log.chain.segments)
-    assert count >= 20
-    assert log.enforce_retention(newest + 3_600_000_000) == count // 10
-    assert log.enforce_retention(newest + 3_600_000_000) == (count - count // 10) // 10
-    for _ in range(count):
-        log.enforce_retention(newest + 3_600_000_000)
-    assert len(log.chain.segments) == 1, "it ends nevertheless"
-    log.close()
-
-
-def test_limits_of_bytes_and_messages_are_kept_whatever_age_may_remove(log_folder: Path) -> None:
-    log = sealed_log(log_folder, max_age_s=10.0, max_messages=100)
-    newest = log.chain.segments[-1].max_timestamp_us
-    log.enforce_retention(newest + 3_600_000_000)
-    assert log.high_watermark - log.first_readable_offset == 100
     log.close()
 
 
 def test_retention_limits_combine_the_strictest_wins(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_messages=200, max_bytes=10_000, max_age_s=1e6)
-    log.enforce_retention(0)
+    retained(log, 0)
     start, end = log.first_readable_offset, log.high_watermark
     assert log.reader.extent(start, end).bytes <= 10_000
     assert end - start <= 200
@@ -242,7 +236,7 @@ def test_retention_does_not_disturb_a_reader_in_mid_scan(log_folder: Path) -> No
     log = sealed_log(log_folder, max_messages=10)
     values = stored_values(log)
     plan = log.reader.plan_read(0, max_bytes=1 << 30)
-    assert log.enforce_retention(0) > 5
+    assert retained(log, 0) > 5
     read = [value for message in plan.messages() for value in decoded(message).column("value").to_pylist()]
     plan.close()
     assert read == values
@@ -258,7 +252,7 @@ def test_idle_stream_shrinks_and_keeps_its_end(log_folder: Path) -> None:
     assert log.is_roll_due(2_000_000)  # an eighth of max_age
     log.roll()
     assert log.seal_next()
-    assert log.enforce_retention(10_000_000) == 1
+    assert retained(log, 10_000_000) == 1
     assert (log.log_start_offset, log.high_watermark) == (10, 10)
     log.close()
     log = open_log(log_folder)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -113,6 +115,44 @@ def test_a_rule_that_is_in_force_too_early_is_applied_again(tmp_path: Path) -> N
     assert sorted(visibility.removed_below(5).all) == [0, 1, 2, 4]
     visibility.count_anew(3, 0)
     assert sorted(visibility.removed_below(5).all) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("age_s", [0.1, 2.0])
+def test_messages_past_the_age_limit_are_hidden_at_their_time_and_idle_streams_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    """Not once a second: the time of the oldest message is known."""
+    monkeypatch.setattr(removing_module, "_EVERY_S", 60.0 if age_s > 1 else 1.0)
+    stream = hosted(tmp_path / "s", 2)
+    log, settings = stream.log, msgspec.structs.replace(stream.record.settings, max_age_s=age_s)
+    stream.record, log.settings = msgspec.structs.replace(stream.record, settings=settings), settings
+    stream.removes_messages, stream.companion_bytes = False, 0
+    moved: list[int] = []
+    stream.log_start_moved = lambda: moved.append(log.first_readable_offset)
+    began_s, lookups = time.monotonic(), 0
+    stream.ingest.expiry_us = lambda: int((time.monotonic() - began_s) * 1e6) + 1_000_000
+
+    def expire_by_age(now_us: int, really: Callable[[int], Any] = log.expire_by_age) -> Any:
+        nonlocal lookups
+        lookups += 1
+        return really(now_us)
+
+    monkeypatch.setattr(log, "expire_by_age", expire_by_age)
+
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            removing = Removing(_Hosting(stream), executor)  # type: ignore[arg-type]
+            removing.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+            async with asyncio.timeout(30):
+                while not moved:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await removing.stop()
+
+    asyncio.run(run())
+    assert moved == [2]
+    assert time.monotonic() - began_s >= age_s
+    assert lookups <= 3, "once at first, and when it is due"
+    log.close()
 
 
 def test_a_stream_that_takes_long_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

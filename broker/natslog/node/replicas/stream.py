@@ -1048,8 +1048,6 @@ class HostedStream:
     def removes_messages(self) -> bool:
         """Whether single messages may be hidden or expire, or an added rule waits for its record."""
         log, record = self._log, self.record
-        if record.settings.ttl_s is not None:
-            return True
         return log is not None and (log.visibility.is_in_use or log.visibility.rules_version < record.rules_version)
 
     @staticmethod

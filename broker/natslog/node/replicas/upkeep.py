@@ -318,7 +318,7 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     if ingest is None or not stream.is_leading or stream.record.import_state:
         return False  # the messages of an imported stream expire only when it was resumed
     time_us, record = ingest.stream_time.now_us(), stream.record
-    dropped = log.drop_before(record.purged_below) if record.sealed else log.enforce_retention(time_us)
+    dropped = log.drop_before(record.purged_below) if record.sealed else log.enforce_retention()
     if dropped:
         logger.info(
             "stream %s: retention deleted %d segments, the log starts at %d; stream time is %s",

@@ -8,7 +8,8 @@ import java.util.function.Consumer;
 
 /**
  * The body of a response, read from the connection in the thread that wants it. A read that gets nothing for the time
- * limit fails; an interrupt ends it at once. Where the body was read to its end, the connection can be used again.
+ * limit fails, and so do reads that wait for so long together while less than 1 KiB arrives in each second; an interrupt
+ * ends it at once. Where the body was read to its end, the connection can be used again.
  */
 final class Body extends InputStream {
   /** Of `length`: parts with a length each, or all until the connection is closed. */
@@ -17,6 +18,7 @@ final class Body extends InputStream {
   static final long UNTIL_CLOSED = -2;
 
   private static final int MOST_CHUNK_DIGITS = 15;
+  private static final long LEAST_BYTES_PER_S = 1024;
 
   private final Connection connection;
   private final int timeoutMs;
@@ -24,6 +26,8 @@ final class Body extends InputStream {
   private final long length;
   private long left; // of the body, or of the chunk
   private boolean isBehindChunk;
+  private long waitedNs; // in reads, since the speed was compared
+  private long arrived;
   private boolean hasEnded;
 
   /** @param atEnd gets the connection when the body has been read to its end */
@@ -58,7 +62,9 @@ final class Body extends InputStream {
         return -1;
       }
       int most = length == UNTIL_CLOSED ? count : (int) Math.min(count, left);
+      long beganNs = System.nanoTime();
       int more = connection.read(into, offset, most, timeoutMs);
+      checkSpeed(System.nanoTime() - beganNs, more);
       if (more < 0) {
         if (length != UNTIL_CLOSED) {
           throw new EOFException("the broker closed the connection");
@@ -79,6 +85,18 @@ final class Body extends InputStream {
       throw error instanceof SocketTimeoutException
           ? new IOException("the broker sent nothing for " + timeoutMs / 1000 + " s", error)
           : new IOException("the response ended early: " + error.getMessage(), error);
+    }
+  }
+
+  private void checkSpeed(long ns, int more) throws IOException {
+    waitedNs += ns;
+    arrived += Math.max(0, more);
+    if (waitedNs >= 1_000_000L * timeoutMs) {
+      if (arrived < LEAST_BYTES_PER_S * (waitedNs / 1e9)) {
+        throw new IOException("it arrived at less than " + LEAST_BYTES_PER_S + " bytes per second");
+      }
+      waitedNs = 0;
+      arrived = 0;
     }
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.model import BrokerId, StreamId
+from natslog.node.removing import Removing
 from natslog.node.replicas import upkeep as upkeep_module
 from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain
 from tests.machine import Machine
@@ -98,14 +100,21 @@ def test_only_the_leader_decides_what_expires_and_by_stream_time(
     stream = hosted(tmp_path / "orders", 1)
     log = stream.usable_log()
     log.settings = msgspec.structs.replace(log.settings, max_age_s=40.0)
+    stream.record = msgspec.structs.replace(stream.record, settings=log.settings)
     log.roll()
     assert log.seal_next()
     pacer = Pacer(lambda: False)
     stream.is_leading = leads
-    stream.ingest.time_us = 41_000_000
-    maintain([stream], pacer)
-    assert log.log_start_offset == 0, "the message is 40 s old; the wall clock says decades"
-    stream.ingest.time_us += 1
+
+    async def expire(now_us: int) -> None:
+        stream.ingest.time_us = now_us
+        with ThreadPoolExecutor(1) as executor:
+            await Removing(None, executor)._expire(stream, log)  # type: ignore[arg-type]
+
+    asyncio.run(expire(41_000_000))
+    assert log.first_readable_offset == 0, "the message is 40 s old; the wall clock says decades"
+    asyncio.run(expire(41_000_001))
+    assert log.first_readable_offset == (1 if leads else 0)
     with caplog.at_level(logging.INFO, "natslog.node"):
         maintain([stream], pacer)
     assert log.log_start_offset == (1 if leads else 0)

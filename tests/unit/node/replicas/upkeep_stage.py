@@ -24,6 +24,9 @@ class Ingest:
     def now_us(self) -> int:
         return self.time_us
 
+    def expiry_us(self) -> int:
+        return self.time_us
+
 
 class UpkeepStream:
     """As `HostedStream`; its log is opened by the test."""
