@@ -51,7 +51,7 @@ def open_log(folder: Path, options: LogOptions | None = None, **settings: object
     return ReplicaLog(folder, STREAM_ID, wanted, options or LogOptions(min_free_bytes=0))
 
 
-def retained(log: ReplicaLog, now_us: int) -> int:
+def retain(log: ReplicaLog, now_us: int) -> int:
     """What a leader does about limits: how many segments it removes."""
     if log.settings.age_limit_s is not None:
         log.expire_by_age(now_us)

@@ -293,6 +293,20 @@ def test_body_that_stops_is_an_error(spark: SparkSession, relay: Relay) -> None:
         read(spark, relay, fetchTimeout="1s", fetchRetries="0").collect()
 
 
+def test_body_that_drips_is_an_error(spark: SparkSession, relay: Relay) -> None:
+    def dripping(peer: socket.socket) -> None:
+        data = with_length()
+        peer.sendall(data[: len(data) - 4000])
+        for at in range(len(data) - 4000, len(data)):
+            peer.sendall(data[at : at + 1])
+            if relay.stopped.wait(0.05):
+                return
+
+    relay.respond = dripping
+    with pytest.raises(Exception, match="it arrived at less than 1024 bytes per second"):
+        read(spark, relay, fetchTimeout="1s", fetchRetries="0").collect()
+
+
 def test_request_that_is_not_received_has_a_time_limit(spark: SparkSession, relay: Relay) -> None:
     relay.takes_bodies = False
     streams = ",".join(f"{at:06}" + "a" * 200 for at in range(60_000))  # more than sockets hold

@@ -1,8 +1,8 @@
 """Responses of bounded size and least speed: whatever answers a request may be anything but a natslog broker.
 
-Theory of operation. Both bounds are checked where bytes leave the socket, so they hold for bodies of a stated length, in
-chunks, and until the connection is closed, and nothing is copied once more. A response whose stated length is too large
-ends before its body is received.
+Theory of operation. Both bounds are checked where bytes leave the socket, so they hold for bodies of a stated length,
+in chunks, and until the connection is closed, and nothing is copied once more. A response whose stated length is too
+large ends before its body is received.
 """
 
 from __future__ import annotations

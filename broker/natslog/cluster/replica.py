@@ -249,7 +249,7 @@ class Replica:
         return self._ends and isinstance(self.state, Closed) and self._step is None
 
     def refusal(self) -> NotEnoughReplicas | None:
-        """Why nothing may be appended now. From any thread."""
+        """Why nothing may be appended now."""
         leading = self.leading
         return leading.refusal() if leading is not None else None
 

@@ -1,9 +1,9 @@
 """When single messages expire: those with a time to live of their own, and tombstones.
 
-Theory of operation. Offsets are kept in a few runs, each in the order of the milliseconds in which they expire. A run is
-joined with the one before it unless that one is more than twice as long, so each offset is sorted a logarithmic number
-of times, and what is due is the beginning of each run. The cost depends neither on the size of the stream nor on the
-messages that expire later. Replicas note committed messages; the leader takes what is due by stream time and has it
+Theory of operation. Offsets are kept in a few runs, each in the order of the milliseconds in which they expire. A run
+is joined with the one before it unless that one is more than twice as long, so each offset is sorted a logarithmic
+number of times, and what is due is the beginning of each run. The cost depends neither on the size of the stream nor on
+the messages that expire later. Replicas note committed messages; the leader takes what is due by stream time and has it
 recorded as removed, so that all replicas hide the same messages.
 
 Source: JetStream's `Nats-TTL` (ADR-43 of NATS): a duration such as `1h30m`, or whole seconds, of at least a second;

@@ -245,10 +245,12 @@ def test_what_expires_follows_stream_time_at_once_while_that_is_in_step_with_ela
 
 
 def test_a_jump_of_stream_time_is_followed_evenly_within_some_minutes() -> None:
-    clock, times = ExpiryClock(TRUE, 0), []
+    clock = ExpiryClock(TRUE, 0)
     expiry_us(clock, TRUE, 0, HOUR)
-    for elapsed_us in range(SECOND, JUMP_FOLLOWED_WITHIN_US + 2 * SECOND, SECOND):
-        times.append(expiry_us(clock, TRUE + HOUR + elapsed_us, elapsed_us, 10 * HOUR) - TRUE)
+    times = [
+        expiry_us(clock, TRUE + HOUR + elapsed_us, elapsed_us, 10 * HOUR) - TRUE
+        for elapsed_us in range(SECOND, JUMP_FOLLOWED_WITHIN_US + 2 * SECOND, SECOND)
+    ]
     steps = [after - before for before, after in pairwise(times)]
     assert times[0] == SECOND + HOUR // 300
     assert set(steps[:-2]) == {SECOND + HOUR // 300}

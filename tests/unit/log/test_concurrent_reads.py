@@ -17,7 +17,7 @@ from natslog.log import LogOptions
 from natslog.log import chain as chain_module
 from natslog.log import sealed as sealed_module
 from natslog.log.log_reader import LogReader
-from tests.conftest import open_log, retained, rows
+from tests.conftest import open_log, retain, rows
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -125,7 +125,7 @@ def test_readers_find_everything_while_segments_are_made_sealed_and_dropped(log_
             while log.seal_next():
                 pass
         if at % 25 == 0:
-            retained(log, 2_000_000)
+            retain(log, 2_000_000)
         if problems:
             break
     stop.set()

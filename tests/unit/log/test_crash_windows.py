@@ -13,7 +13,7 @@ from natslog.errors import CorruptLog, StorageFull, StorageUnavailable
 from natslog.log import LogOptions
 from natslog.log.sealed import read_footer_index
 from natslog.log.verify import check_file
-from tests.conftest import open_log, retained, rows, stored_values
+from tests.conftest import open_log, retain, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -29,7 +29,7 @@ def test_log_end_is_kept_when_an_empty_segment_meets_a_full_disk(
     log.append(rows([b"x"] * 500), 1_000_000)
     log.roll()
     assert log.seal_next()
-    assert retained(log, 20_000_000) == 1
+    assert retain(log, 20_000_000) == 1
     for broken in ("writev", "open", "open"):
         with monkeypatch.context() as patch:
             patch.setattr(os, broken, no_room)
@@ -80,7 +80,7 @@ def test_segment_that_cannot_be_sealed_stops_neither_sealing_nor_retention(log_f
     assert not list(log_folder.glob("*.tmp"))
     while log.seal_next():
         pass
-    assert retained(log, 0) > 1
+    assert retain(log, 0) > 1
     assert log.high_watermark - log.log_start_offset <= 20
 
 
@@ -246,6 +246,6 @@ def test_a_message_expires_by_its_timestamp_and_not_by_when_its_file_was_written
     os.utime(log.chain.segments[0].path, (written_s, written_s))
     log.close()
     log = open_log(log_folder, max_age_s=60.0)
-    assert retained(log, stamped_us + 59_000_000) == 0
-    assert retained(log, stamped_us + 61_000_000) == 1
+    assert retain(log, stamped_us + 59_000_000) == 0
+    assert retain(log, stamped_us + 61_000_000) == 1
     log.close()

@@ -16,7 +16,7 @@ from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.log.segment import ActiveSegment
 from natslog.model import Epoch
-from tests.conftest import STREAM_ID, open_log, retained, rows, stored_values
+from tests.conftest import STREAM_ID, open_log, retain, rows, stored_values
 from tests.unit.log.test_replica_log import batches_of
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
@@ -91,7 +91,7 @@ def test_failed_roll_over_an_empty_segment_keeps_the_end_of_the_log(
     log.append(rows([b"x"] * 500), 1_000_000)
     log.roll()
     assert log.seal_next()
-    assert retained(log, 20_000_000) == 1
+    assert retain(log, 20_000_000) == 1
     log.chain.segments[-1].failed = True  # type: ignore[union-attr]
     with monkeypatch.context() as patch:
         failing_folder_fsync(patch)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog, sealed
-from tests.conftest import decoded, open_log, retained, rows
+from tests.conftest import decoded, open_log, retain, rows
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -92,7 +92,7 @@ def test_lag_equals_reading_every_row(
     fill(log, commits)
     for _ in range(sealed_segments):
         log.seal_next()
-    retained(log, 0)
+    retain(log, 0)
     log.chain.committed = max(log.first_readable_offset, log.log_end_offset - uncommitted)
     for offset in range(0, log.log_end_offset + 3, 1 + commits // 12):
         check(log, offset)

@@ -16,7 +16,7 @@ from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import read_checked, write_checked
 from natslog.log.verify import check_file, files_of
 from natslog.model import Epoch, StreamSettings
-from tests.conftest import STREAM_ID, open_log, retained, rows, stored_values
+from tests.conftest import STREAM_ID, open_log, retain, rows, stored_values
 from tests.unit.log.test_replica_log import batches_of
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
@@ -38,7 +38,7 @@ def filled(folder: Path, commits: int = 40, **settings: object) -> ReplicaLog:
 def retained(folder: Path) -> ReplicaLog:
     """The same, of which retention has removed the first segments."""
     log = filled(folder, max_messages=40)
-    assert retained(log, 2_000_000) > 1
+    assert retain(log, 2_000_000) > 1
     assert log.log_start_offset > 0
     return log
 
@@ -114,7 +114,7 @@ def test_the_start_is_on_stable_storage_before_a_file_is_removed(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", watched)
-        dropped = retained(log, 2_000_000)
+        dropped = retain(log, 2_000_000)
     assert len(seen) >= dropped > 1
     expected = (log.log_start_offset, None, stored_values(log, log.first_readable_offset))
     assert all(one == expected for one in seen), "opening ends the removal that a crash interrupted"
@@ -163,7 +163,7 @@ def test_retention_makes_room_on_a_full_disk(log_folder: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr("natslog.log.checkpoints.write_checked", no_room)
-        assert retained(log, 2_000_000) > 1
+        assert retain(log, 2_000_000) > 1
     start = log.log_start_offset
     for segment in log.chain.unsealed:
         segment.close()
@@ -341,7 +341,7 @@ def test_segments_below_the_leaders_start_are_dropped(tmp_path: Path) -> None:
     copy = open_log(tmp_path / "copy", SMALL)
     for batch in batches_of(leader):
         copy.append_copies([batch])
-    assert retained(leader, 2_000_000) > 1
+    assert retain(leader, 2_000_000) > 1
     start = leader.log_start_offset
     copy.chain.committed = 4
     assert copy.drop_before(start) <= 1, "what is not known to be committed stays"

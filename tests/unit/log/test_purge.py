@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from natslog.errors import OffsetOutOfRange
 from natslog.log import LogOptions, ReplicaLog
-from tests.conftest import open_log, retained, rows
+from tests.conftest import open_log, retain, rows
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 START_US, STEP_US = 1_000_000, 1000
@@ -73,12 +73,12 @@ def test_whole_segments_below_are_removed_and_the_last_one_after_a_roll(tmp_path
     assert len(bases) > 3
     log.chain.purged_below = bases[2] + 1
     assert log.needs_upkeep()
-    assert retained(log, START_US) == 2
+    assert retain(log, START_US) == 2
     assert log.log_start_offset == bases[2], "the segment that holds purged and other messages stays"
     log.chain.purged_below = log.high_watermark
     assert log.is_roll_due(START_US)
     log.roll()
-    retained(log, START_US)
+    retain(log, START_US)
     assert [segment.base_offset for segment in log.chain.segments] == [180]
     assert not log.is_roll_due(START_US), "once is enough"
     assert log.append(rows([b"next"]), START_US)[0] == 180
@@ -88,7 +88,7 @@ def test_log_that_was_purged_opens_where_it_starts(tmp_path: Path) -> None:
     log = filled(tmp_path)
     log.chain.purged_below = 180
     log.roll()
-    retained(log, START_US)
+    retain(log, START_US)
     log.close()
     again = open_log(tmp_path, SMALL)
     assert (again.log_start_offset, again.log_end_offset) == (180, 180)
@@ -99,5 +99,5 @@ def test_follower_that_knows_of_a_purge_before_the_messages_shows_nothing_else(t
     log.chain.committed = 90
     log.chain.purged_below = 150
     assert log.first_readable_offset == 90
-    assert retained(log, START_US) >= 1
+    assert retain(log, START_US) >= 1
     assert log.log_start_offset <= 90, "what is not known to be committed stays"

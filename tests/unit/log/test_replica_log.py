@@ -13,7 +13,7 @@ from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.model import Epoch
 from natslog.node.replicas.fetch_sessions import records_from
-from tests.conftest import open_log, retained, rows, stored_values
+from tests.conftest import open_log, retain, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -181,11 +181,11 @@ def test_what_is_not_committed_is_neither_sealed_nor_dropped(tmp_path: Path) -> 
         log.append(rows([b"x" * 500]), 1_000_000 + at)
     log.chain.committed = 0
     assert not log.seal_next()
-    assert retained(log, 2_000_000_000_000) == 0
+    assert retain(log, 2_000_000_000_000) == 0
     log.chain.committed = 30
     while log.seal_next():
         pass
-    assert retained(log, 2_000_000_000_000) > 0
+    assert retain(log, 2_000_000_000_000) > 0
 
 
 def test_epochs_are_known_again_after_a_restart(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from natslog.log.stored_ids import StoredIds
 from natslog.model import Epoch
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.wire.message_ids import ids_of_headers
-from tests.conftest import open_log, retained
+from tests.conftest import open_log, retain
 
 BEGAN_US = 1_700_000_000_000_000
 SECOND_US = 1_000_000
@@ -85,7 +85,7 @@ def test_ids_of_messages_whose_files_are_removed_are_known_to_the_next_leader(lo
     elif way == "a leader's start":
         log.drop_before(900)
     else:
-        while retained(log, BEGAN_US + SECOND_US):
+        while retain(log, BEGAN_US + SECOND_US):
             pass
     assert log.log_start_offset > 500
     assert offsets_of(log, texts) == list(range(1000))

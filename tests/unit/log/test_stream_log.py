@@ -16,7 +16,7 @@ import pytest
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
 from natslog.log import LogOptions
-from tests.conftest import decoded, open_log, retained, rows, stored_values
+from tests.conftest import decoded, open_log, retain, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -182,7 +182,7 @@ def sealed_log(folder: Path, **limits: object):
 def test_retention_by_messages_keeps_exactly_so_many_and_removes_whole_segments(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_messages=100)
     values = stored_values(log)
-    assert retained(log, 0) > 0
+    assert retain(log, 0) > 0
     start = log.first_readable_offset
     assert log.high_watermark - start == 100
     assert log.log_start_offset <= start < log.chain.segments[1].base_offset
@@ -193,7 +193,7 @@ def test_retention_by_messages_keeps_exactly_so_many_and_removes_whole_segments(
 
 def test_retention_by_bytes_keeps_as_many_messages_as_fit(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_bytes=20_000)
-    assert retained(log, 0) > 0
+    assert retain(log, 0) > 0
     start = log.first_readable_offset
     assert log.reader.extent(start, log.high_watermark).bytes <= 20_000
     log.chain.limited_below = start - 1
@@ -203,11 +203,9 @@ def test_retention_by_bytes_keeps_as_many_messages_as_fit(log_folder: Path) -> N
 
 def test_retention_by_age_hides_each_message_at_its_time_and_drops_segments_of_hidden_ones(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_age_s=10.0)
-    times = {
-        int(offset): int(time_us)
-        for _, batch in log.stored_rows(0, log.high_watermark)
-        for offset, time_us in zip(batch["offset"].to_pylist(), batch["timestamp"].cast("int64").to_pylist(), strict=True)
-    }
+    times: dict[int, int] = {}
+    for _, batch in log.stored_rows(0, log.high_watermark):
+        times |= zip(batch["offset"].to_pylist(), batch["timestamp"].cast("int64").to_pylist(), strict=True)
     newest_us = max(times.values())
     for now_us in range(min(times.values()) + 10_000_000, newest_us + 10_000_000, 7):
         following_us = log.expire_by_age(now_us)
@@ -226,7 +224,7 @@ def test_retention_by_age_hides_each_message_at_its_time_and_drops_segments_of_h
 
 def test_retention_limits_combine_the_strictest_wins(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_messages=200, max_bytes=10_000, max_age_s=1e6)
-    retained(log, 0)
+    retain(log, 0)
     start, end = log.first_readable_offset, log.high_watermark
     assert log.reader.extent(start, end).bytes <= 10_000
     assert end - start <= 200
@@ -236,7 +234,7 @@ def test_retention_does_not_disturb_a_reader_in_mid_scan(log_folder: Path) -> No
     log = sealed_log(log_folder, max_messages=10)
     values = stored_values(log)
     plan = log.reader.plan_read(0, max_bytes=1 << 30)
-    assert retained(log, 0) > 5
+    assert retain(log, 0) > 5
     read = [value for message in plan.messages() for value in decoded(message).column("value").to_pylist()]
     plan.close()
     assert read == values
@@ -252,7 +250,7 @@ def test_idle_stream_shrinks_and_keeps_its_end(log_folder: Path) -> None:
     assert log.is_roll_due(2_000_000)  # an eighth of max_age
     log.roll()
     assert log.seal_next()
-    assert retained(log, 10_000_000) == 1
+    assert retain(log, 10_000_000) == 1
     assert (log.log_start_offset, log.high_watermark) == (10, 10)
     log.close()
     log = open_log(log_folder)

@@ -24,7 +24,7 @@ from natslog.log.subject_counts import COUNTS_SCHEMA, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart
 from natslog.log.visibility import Rule
 from natslog.model import Epoch
-from tests.conftest import open_log, retained
+from tests.conftest import open_log, retain
 from tests.unit.log.test_visibility import OPTIONS, Model, Replica, rows_of
 
 SUBJECTS = ["a", "a.b", "b", "é", "\U0001f600", "\uffee"]
@@ -147,7 +147,7 @@ def test_what_is_found_is_what_a_model_has(operations: list[tuple[str, Any]], li
                 case "limit start":
                     log.limit_start(argument)
                 case "drop":
-                    retained(log, 0)
+                    retain(log, 0)
         check(replica.log, model, 0)
         replica.log.close()
 
@@ -218,7 +218,7 @@ def test_files_of_the_index_go_with_their_segments(log_folder: Path) -> None:
         sealed(log, subject)
     assert log.subjects.last("c") == 8
     log.limit_start(6)
-    retained(log, 0)
+    retain(log, 0)
     assert [path.stem for path in index_files(log_folder)] == [f"{6:020}"]
     log.close()
     (log_folder / f"{0:020}.subjects").write_bytes(b"of a segment that another version has removed")

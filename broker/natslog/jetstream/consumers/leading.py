@@ -101,8 +101,10 @@ class LedConsumers:
     # ---- life ----
 
     async def begin(self) -> None:
-        """Serves the consumers that there are."""
+        """Serves the consumers that there are. Where it fails it may be called again."""
         for name, stored in list(self.stream.consumers.consumers.items()):
+            if name in self.consumers:
+                continue
             try:
                 (await self.add(name, stored)).begin()
             except CorruptLog as error:
@@ -158,7 +160,11 @@ class LedConsumers:
         served.note_pause()
         machine.begin(now_us, self.stream.usable_log().high_watermark)
         self.consumers[name] = served
-        served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
+        try:
+            served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
+        except BaseException:
+            del self.consumers[name]
+            raise
         self.changed(served)
         return served
 

@@ -21,6 +21,7 @@ from natslog.node.replicas.stream import HostedStream
 logger = logging.getLogger("natslog.jetstream")
 
 _BEGUN_WITHIN_S = 2.0
+_BEGIN_AGAIN_S = 1.0
 _BEGUN_POLL_S = 0.02
 _AT_ONCE = 100  # consumers, before others get the event loop
 
@@ -113,21 +114,34 @@ class ConsumerServing:
             self._spawn(self._begin(stream, led), f"the consumers of {stream.name}")
 
     async def _begin(self, stream: HostedStream, led: LedConsumers) -> None:
-        """As soon as this broker has all committed records of the companion log: the last ones state what was acked."""
-        while self._led.get(stream) is led and not stream.has_companion_records:  # noqa: ASYNC110
-            await asyncio.sleep(_BEGUN_POLL_S)
+        """As soon as this broker has all committed records of the companion log: the last ones state what was acked.
+        What could not be read, or attached, is tried again.
+        """
+        while self._led.get(stream) is led:
+            pause_s = _BEGUN_POLL_S
+            if stream.has_companion_records:
+                if await self._has_begun(stream, led):
+                    return
+                pause_s = _BEGIN_AGAIN_S
+            await asyncio.sleep(pause_s)
+
+    async def _has_begun(self, stream: HostedStream, led: LedConsumers) -> bool:
+        """False: it has to be tried again."""
         async with self._turn:
             if self._led.get(stream) is not led:
-                return  # another broker leads it
+                return True  # another broker leads it
             try:
                 await led.begin()
             except NatslogError as error:
                 logger.error(
-                    "stream %s: its consumers are not served: %s",
+                    "stream %s: its consumers are not served%s: %s",
                     stream.name,
+                    " yet" if error.retriable else "",
                     error.message,
                     extra=event("consumer.unavailable", stream=stream.name, reason=error.code),
                 )
+                return not error.retriable
+            return True
 
     async def end(self, stream: HostedStream) -> None:
         """Another broker leads the stream, or it was deleted."""

@@ -64,7 +64,7 @@ from natslog.log.stored_ids import StoredIds
 from natslog.log.visibility import Expiry, Rule
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings, companion_id
-from natslog.node.clock import monotonic_ms
+from natslog.node.clock import monotonic_ms, wait_for_at_most
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.companion import Companion, OnRecords
 from natslog.node.replicas.companion_log import Delivered, Record
@@ -90,9 +90,8 @@ RULES = "rules"
 
 _SUBSCRIBE_WITHIN_S = 2.0
 _TAIL_BYTES = 1024 * 1024
-_WRITTEN_POLL_S = 0.01
-_SETTLED_POLL_S = 0.001
-_COMPANION_WITHIN_S, _COMPANION_POLL_S = 5.0, 0.02
+_LEADS_EVERY_S = 0.2
+_COMPANION_WITHIN_S = 5.0
 
 
 class SessionMark(Protocol):
@@ -153,6 +152,7 @@ class HostedStream:
         self._adopted = record  # whose settings are in force
         self._is_transferring = False
         self._has_led = False
+        self._refusal: NatslogError | None = None  # that of the replica, for other threads
 
     # ---- its state: from the event loop ----
 
@@ -326,8 +326,8 @@ class HostedStream:
         return found if companion is None else [*found, (companion_id(self.id), *companion)]
 
     def refusal(self) -> NatslogError | None:
-        """Why nothing may be appended now, to either log."""
-        return self._replica.refusal()
+        """Why nothing may be appended now, to either log. From any thread."""
+        return self._refusal
 
     def is_at_tail(self, offset: int) -> bool:
         """Whether the remaining records are few, and in the segment that was just written."""
@@ -428,8 +428,18 @@ class HostedStream:
         """Returns when all that was received is appended, and committed as far as that is possible soon."""
         if self._ingest is not None:
             await self._ingest.drained()
-        while self.is_leading and self.usable_log().high_watermark < self.usable_log().log_end_offset:  # noqa: ASYNC110
-            await asyncio.sleep(_WRITTEN_POLL_S)  # `advanced` stays set where the broker stops
+        await self._committed(lambda log: log.log_end_offset)
+
+    async def _committed(self, end: Callable[[ReplicaLog], int]) -> None:
+        """Returns when HW is there, or this replica does not lead any more."""
+        moved = asyncio.Event()
+        self.watchers.add(moved)
+        try:
+            while self.is_leading and (log := self.usable_log()).high_watermark < end(log):
+                moved.clear()
+                await wait_for_at_most(_LEADS_EVERY_S, moved.wait())  # a session that ends sets no event
+        finally:
+            self.watchers.discard(moved)
 
     async def attach(self, subjects: tuple[str, ...], receiver: Callable[[Frames], None]) -> object:
         """Subscribes on the connection of this stream; returns a handle for `detach`. Raises NatsUnavailable."""
@@ -473,8 +483,7 @@ class HostedStream:
             await self._nats.flush()
         await self._ingest.settled()
         end = self.usable_log().log_end_offset
-        while self.is_leading and self.usable_log().high_watermark < end:  # noqa: ASYNC110
-            await asyncio.sleep(_SETTLED_POLL_S)
+        await self._committed(lambda _: end)
 
     def leave(self) -> bool:
         """Fetches no more. Returns whether this broker is to leave the in-sync replicas of the stream."""
@@ -536,7 +545,7 @@ class HostedStream:
                         return companion
                     self._replica.create_companion()
                     self._dispatch_notices()
-                    await asyncio.sleep(_COMPANION_POLL_S)  # once in the life of a stream
+                    await self.reconciled.wait()
         except TimeoutError as error:
             problem = self.problem
             raise NoLeader(
@@ -704,6 +713,8 @@ class HostedStream:
         if self._is_transferring and not self._replica.is_transferring:
             self._is_transferring = False
             self._note_reconciled()
+        elif self._task is None:
+            self._note_reconciled()
 
     def _progress(self) -> None:
         """HW may have moved. No step follows from that: commits and fetches, of which there are many, end here."""
@@ -713,6 +724,7 @@ class HostedStream:
 
     def _release(self) -> None:
         """HW is here now."""
+        self._refusal = self._replica.refusal()
         if self._companion is not None:
             self._companion.advance(self._replica.companion_high_watermark)
         if self._log is None or self._log.chain.committed == self._replica.high_watermark:
@@ -729,7 +741,7 @@ class HostedStream:
     def _advance_start(self) -> None:
         """The leader applies limits of messages and bytes to what is committed now. From any thread."""
         log = self._log
-        if log is None or self._replica.leading is None or self.record.sealed or self.record.import_state:
+        if log is None or not self._has_led or self.record.sealed or self.record.import_state:
             return
         try:
             log.advance_start()
@@ -953,7 +965,7 @@ class HostedStream:
             ack_rules=self._ack_rules(record.settings),
             stats=self.stats,
             appended=self.appended,
-            refusal=self._replica.refusal,
+            refusal=self.refusal,
             batch_format=lambda: self.batch_format,
         )
         ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)

@@ -77,8 +77,6 @@ Marks: TypeAlias = npt.NDArray[np.bool_]
 _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
 _QUICK_S = 0.001
-_POLL_S = 0.005
-_SETTLED_POLL_S = 0.001
 _QUICK_BYTES = 32 * 1024
 _WAITING_BYTES = 256  # of a commit's own record
 
@@ -213,6 +211,8 @@ class StreamIngest:
         self._new_window_s: float | None = None
         self._errands: deque[Callable[[], None]] = deque()
         self._did_errand = False
+        self._idle: asyncio.Event | None = None  # made where somebody waits until nothing is left to be done
+        self._outcome: asyncio.Event | None = None  # the same of the next commit's outcome; for the event loop
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called, in the event loop, with the error that stopped the writer."""
@@ -238,8 +238,12 @@ class StreamIngest:
 
     async def drained(self) -> None:
         """Returns when all messages received so far are appended; no more messages may arrive."""
-        while self._gathered or self._has_turn:  # noqa: ASYNC110 (the writer's thread sets no event)
-            await asyncio.sleep(_POLL_S)
+        with self._lock:
+            if self._has_turn and not self._stopped.is_set():
+                self._idle = self._idle or asyncio.Event()
+            idle = self._idle
+        if idle is not None:
+            await idle.wait()
         await asyncio.sleep(0)  # the loop has processed the results of the last turn
 
     @property
@@ -250,8 +254,9 @@ class StreamIngest:
     async def settled(self) -> None:
         """Returns when all messages received until now are appended or refused. In the event loop."""
         begun = self._begun
-        while self._ended < begun:  # noqa: ASYNC110 (nothing waits on the path of messages)
-            await asyncio.sleep(_SETTLED_POLL_S)
+        while self._ended < begun:
+            self._outcome = self._outcome or asyncio.Event()
+            await self._outcome.wait()
 
     # ---- receiving: the event loop ----
 
@@ -450,6 +455,9 @@ class StreamIngest:
         """Counts a commit or its refusal; sends acks when HW allows it."""
         self._memory.give_back(outcome.frame_bytes)
         self._ended += 1
+        if self._outcome is not None:
+            self._outcome.set()
+            self._outcome = None
         if outcome.refusal is not None:
             self._count_refused(outcome.rows, outcome.refusal)
             if outcome.answers is not None:
@@ -567,12 +575,20 @@ class StreamIngest:
                 self._did_errand = False
                 return partial(self._commit, self._gathered.popleft(), finish)
             if self._closing:
+                self._note_idle()
                 self._loop.call_soon_threadsafe(self._stopped.set)
                 return None  # the turn is not released: no more data is written
             if self._roll_due:
                 return self._roll
             self._has_turn = False
+            self._note_idle()
             return None
+
+    def _note_idle(self) -> None:
+        """Under the lock."""
+        if self._idle is not None:
+            self._loop.call_soon_threadsafe(self._idle.set)
+            self._idle = None
 
     @property
     def dedupe_window_s(self) -> float:

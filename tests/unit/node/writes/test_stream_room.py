@@ -15,7 +15,7 @@ from natslog.log.visibility import Rule
 from natslog.model import Epoch
 from natslog.node.writes.stream_room import StreamRoom
 from natslog.wire.frames import FrameParser
-from tests.conftest import open_log, retained, rows
+from tests.conftest import open_log, retain, rows
 from tests.unit.node.writes.answers import Answers, frame
 from tests.unit.node.writes.test_stream_ingest import run
 
@@ -170,7 +170,7 @@ def test_commit_that_certainly_fits_is_not_visited_row_by_row(log_folder: Path) 
 def test_lower_limit_removes_nothing(log_folder: Path) -> None:
     log = open_log(log_folder, max_messages=2, max_bytes=1, discard="new")
     log.append(rows([b"x"] * 5), 1)
-    retained(log, 2)
+    retain(log, 2)
     assert log.first_readable_offset == 0
     assert decided(log, [b"x"]) == [FULL]
     log.close()
