@@ -623,6 +623,10 @@ class StreamLog:
         oldest_us = self.newest_timestamp_us - int(window_s * 1_000_000)
         return newest_ids(self.chain, self.reader, self.kept_ids, oldest_us)
 
+    def ids_from(self, offset: int) -> tuple[StoredIds, CorruptLog | None]:
+        """Those of the rows from this offset on, and the first damage that hid some."""
+        return ids_in(self.chain, self.reader, offset, self.log_end_offset)
+
     def adopt_ids(self, found: StoredIds) -> None:
         """Those that the leader keeps. Raises OSError: they could not be stored."""
         self.kept_ids.add(found, self._oldest_id_us)

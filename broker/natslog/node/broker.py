@@ -81,8 +81,8 @@ NATS account.
 
 _WRITER_THREADS = 8
 _READER_THREADS = 8
-_STOP_WITHIN_S = 4.0
-_TRANSFER_WITHIN_S = 2.5  # of those
+_STOP_WITHIN_S = 6.0
+_TRANSFER_WITHIN_S = 4.5  # of those
 _BARRIER_WITHIN_S = 2.0
 _POLL_S = 0.05
 
@@ -193,6 +193,7 @@ class Broker:
         self.log_levels = LogLevels(config.log_level, cluster, self.operations)
         cluster.questions.answerers["log_level"] = self.log_levels.here
         cluster.questions.answerers["kept_ids"] = self.hosting.kept_ids
+        cluster.questions.answerers["prepare_to_lead"] = self.hosting.prepare_to_lead
         self.receipts = Receipts(cluster, self.hosting)
         cluster.questions.answerers["erasure"] = self.receipts.here
         self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep, self.removing)

@@ -44,6 +44,7 @@ logger = logging.getLogger("natslog.node")
 
 _TICK_S = 0.25
 _TELL_WITHIN_S = 1.5
+_PREPARE_WITHIN_S = 2.0
 
 
 class Hosting:
@@ -95,6 +96,7 @@ class Hosting:
             propose_isr=proposals.propose_isr,
             store=StoreLimit(config.max_store_bytes),
             expect_followers=self._expect_followers,
+            prepare_successor=self._prepare_successor,
         )
 
     # ---- queries ----
@@ -229,6 +231,26 @@ class Hosting:
         except OSError as error:
             raise storage_error(error, f"stream {stream.name!r}: message ids cannot be read") from error
         return piece(found.to_bytes(), at)
+
+    async def prepare_to_lead(self, stream_id: str) -> bool:
+        """Returns when the replica here has read what it needs to lead the stream.
+
+        Raises:
+            BrokerUnavailable: there is no log of this stream here. CorruptLog, FileUnavailable: it cannot be read.
+        """
+        stream = self.find(StreamId(stream_id))
+        if stream is None or stream.log is None:
+            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        await stream.prepare_to_lead()
+        return True
+
+    async def _prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
+        """Best effort: without it, publishers wait until the next leader has read the message ids."""
+        try:
+            if (link := self._link_to(to)) is not None:
+                await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
+        except NatslogError as error:
+            logger.debug("broker %d did not prepare to lead the stream %s: %s", to, stream_id, error)
 
     # ---- the end ----
 

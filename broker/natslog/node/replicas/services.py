@@ -13,7 +13,7 @@ from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.features import BATCH_FORMAT_LEVEL, FOLDER_NAMES_LEVEL, SCRUB_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
-from natslog.model import BrokerId, StreamRecord
+from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
@@ -53,8 +53,8 @@ class Services:
     `report`: an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the
     leader of a stream subscribes; `receive_direct`: takes the requests to them. `began_to_lead`: this broker leads the
     stream, and has subscribed to its subjects: also after these were edited. `expect_followers`: it leads the stream
-    from now on, and its followers come. `lead_consumers`, `end_consumers`:
-    the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
+    from now on, and its followers come. `prepare_successor`: returns when that broker has read what it needs to lead
+    the stream, or does not answer. `lead_consumers`, `end_consumers`: the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of an
     imported stream become these; returns the names of others, and why they were refused. `consumer_positions`: of the
     consumers of a stream that this broker leads. `consumer_numbers`: the same with their numbers, of all or of one of
     them, as exactly as that is possible until `deadline_s` of `time.monotonic`.
@@ -84,6 +84,7 @@ class Services:
     receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
     began_to_lead: Callable[[Any], None] = lambda stream: None
     expect_followers: Callable[[StreamRecord], None] = lambda record: None
+    prepare_successor: Callable[[BrokerId, StreamId], Awaitable[None]] = lambda broker, stream_id: _nothing()
     lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
     import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers

@@ -73,7 +73,7 @@ from natslog.node.replicas.direct_requests import DirectRequests
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.services import Services
 from natslog.node.threads import in_thread
-from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.writes.dedupe_rebuild import PreparedDedupe, prepared_dedupe, rebuilt_dedupe
 from natslog.node.writes.ingest_memory import IngestStats
 from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.wire.frames import Frames
@@ -91,6 +91,7 @@ RULES = "rules"
 _SUBSCRIBE_WITHIN_S = 2.0
 _TAIL_BYTES = 1024 * 1024
 _LEADS_EVERY_S = 0.2
+_PREPARED_FOR_S = 30.0
 _COMPANION_WITHIN_S = 5.0
 
 
@@ -152,6 +153,7 @@ class HostedStream:
         self._adopted = record  # whose settings are in force
         self._is_transferring = False
         self._has_led = False
+        self._prepared: PreparedDedupe | None = None
         self._refusal: NatslogError | None = None  # that of the replica, for other threads
 
     # ---- its state: from the event loop ----
@@ -417,12 +419,30 @@ class HostedStream:
 
     async def transfer_leadership(self, to: BrokerId) -> None:
         """Returns when it was transferred, or could not be in time: then this replica remains leader."""
+        if self.is_leading and to != self._replica.me:
+            await self._services.prepare_successor(to, self.id)
         if not self._replica.transfer(to, monotonic_ms()):
             return
         self._is_transferring = True
         self._act()
         while self._is_transferring:
             await self.reconciled.wait()
+
+    async def prepare_to_lead(self) -> None:
+        """Reads the message ids that the leader has to know, before that one stops taking messages.
+
+        Raises:
+            CorruptLog, FileUnavailable: the log is not open, or cannot be read.
+        """
+        log, window_s = self.usable_log(), self.record.settings.dedupe_window_s
+        prepared = await in_thread(self._services.readers, prepared_dedupe, window_s, log)
+        self._prepared = prepared
+
+        def forget() -> None:
+            if self._prepared is prepared:
+                self._prepared = None
+
+        self._loop.call_later(_PREPARED_FOR_S, forget)
 
     async def written(self) -> None:
         """Returns when all that was received is appended, and committed as far as that is possible soon."""
@@ -968,7 +988,8 @@ class HostedStream:
             refusal=self.refusal,
             batch_format=lambda: self.batch_format,
         )
-        ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log)
+        prepared, self._prepared = self._prepared, None
+        ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log, prepared)
         if damage is not None:
             logger.error(
                 "stream %s: some message ids cannot be read: %s",

@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,49 @@ from natslog.log.expiry import header_values
 from natslog.wire import own_ids
 
 
-def rebuilt_dedupe(window_s: float, log: StreamLog) -> tuple[DedupeWindow, CorruptLog | None]:
+@dataclass(frozen=True, slots=True)
+class PreparedDedupe:
+    """The window of a replica that is about to lead, with the ids of committed messages: below this offset."""
+
+    window: DedupeWindow
+    end: int
+
+
+def prepared_dedupe(window_s: float, log: StreamLog) -> PreparedDedupe | None:
+    """Read before the leadership is transferred. None: the log is damaged; it is read again when it is led."""
+    end = log.high_watermark
+    window, damage = _read_window(window_s, log, end)
+    return None if damage is not None else PreparedDedupe(window, end)
+
+
+def rebuilt_dedupe(
+    window_s: float, log: StreamLog, prepared: PreparedDedupe | None = None
+) -> tuple[DedupeWindow, CorruptLog | None]:
     """A window with the ids of the messages stored within it, read from the log (at least the newest `MAX_IDS`).
 
     Messages that are stored and not confirmed as committed count too: they will be committed if this replica leads. The
     window is that of the newest message: no clock is used, and every replica of the log gets the same window.
 
+    Args:
+        prepared: only what is stored from its end on is read.
+
     Returns:
         The window, and the first damage that hid ids from it: ids after the damage are still in the window.
     """
+    if prepared is None or prepared.window.window_us != int(window_s * 1_000_000):
+        return _read_window(window_s, log, log.log_end_offset)
+    found, damage = log.ids_from(prepared.end)
+    prepared.window.remember_stored(*found)
+    return prepared.window, damage
+
+
+def _read_window(window_s: float, log: StreamLog, end: int) -> tuple[DedupeWindow, CorruptLog | None]:
     window = DedupeWindow(window_s)
     if not window.window_us:
         return window, None
     found, known_from_us, damage = log.newest_ids(window_s)
-    window.remember_stored(*found)
+    below = found.offsets < end
+    window.remember_stored(*(one[below] for one in found))
     window.known_from_us = max(window.known_from_us, known_from_us)
     return window, damage
 

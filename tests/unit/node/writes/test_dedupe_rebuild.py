@@ -16,7 +16,7 @@ from natslog.ingest.dedupe import NEW, DedupeWindow
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.sealed import _INDEX_TEXT
 from natslog.node.clock import now_us
-from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.writes.dedupe_rebuild import prepared_dedupe, rebuilt_dedupe
 from natslog.wire import own_ids
 from natslog.wire.message_ids import ids_of_headers
 from tests.conftest import open_log
@@ -194,3 +194,38 @@ def test_packed_ids_are_remembered_from_active_and_sealed_segments(log_folder: P
         found = window.find(np.array([ids for ids, _ in expected]), stamped_us)
         assert found.tolist() == [offset for _, offset in expected]
     log.close()
+
+
+def test_a_window_that_was_prepared_is_completed_from_what_was_stored_since(
+    log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has nothing that was not committed then: it may have been truncated since."""
+    log.chain.committed = (BATCHES - 10) * ROWS
+    prepared = prepared_dedupe(60.0, log)
+    assert prepared is not None
+    assert known(prepared.window) == list(range(BATCHES - 10))
+    read, plan_read = [], log.reader.plan_read
+
+    def noted(start: int, *range_end: int, **options: object) -> object:
+        read.append(start)
+        return plan_read(start, *range_end, **options)
+
+    monkeypatch.setattr(log.reader, "plan_read", noted)
+    window, damage = rebuilt_dedupe(60.0, log, prepared)
+    assert damage is None
+    assert known(window) == list(range(BATCHES))
+    assert min(read) == prepared.end
+
+
+def test_a_window_that_was_prepared_for_another_length_is_read_again(log) -> None:
+    window, _ = rebuilt_dedupe(120.0, log, prepared_dedupe(60.0, log))
+    assert window.window_us == 120_000_000
+    assert known(window) == list(range(BATCHES))
+
+
+def test_nothing_is_prepared_of_a_log_that_cannot_be_read(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(fd: int, position: int, length: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("natslog.log.read_plan.read_at", failing)
+    assert prepared_dedupe(60.0, log) is None
