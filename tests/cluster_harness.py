@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,6 +34,9 @@ class ClusterOptions:
 
     `has_leafnodes`: the brokers have a leafnode connection. `clocks`: brokers whose wall clock can be set; not all, as
     what does it makes their starts several times as slow at times. `settings`: flags for all brokers.
+
+    `streams_disks`: brokers whose folder `streams` is on a disk of its own. `is_secured`: requests need a token, which
+    brokers of the harness and their clients have.
     """
 
     brokers: int = 3
@@ -43,6 +46,8 @@ class ClusterOptions:
     network: bool = False
     has_leafnodes: bool = False
     clocks: tuple[int, ...] = ()
+    streams_disks: tuple[int, ...] = ()
+    is_secured: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -55,6 +60,8 @@ class ClusterBroker(BrokerProcess):
         self.environment = {"NATSLOG_INSECURE": "true"}  # networks of the tests have no other users
         self.http_port, self.url = port, f"http://{host}:{port}"
         self.disk: Disk | None = None
+        self.streams_disk: Disk | None = None
+        self.token: str | None = None
         self.is_paused = False
         self.is_wanted = False  # it runs, as far as this harness knows
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
@@ -89,6 +96,20 @@ class ClusterBroker(BrokerProcess):
     def is_up(self) -> bool:
         return self._process is not None and self._process.poll() is None and not self.is_paused
 
+    def client(self, **options: Any) -> NatslogClient:
+        """By default a patient one."""
+        settings = options or {"retries": 3, "patience_s": 10}
+        return NatslogClient(self.url, ClientOptions(token=self.token, **settings))
+
+    @property
+    def disks(self) -> list[Disk]:
+        """The outer one first."""
+        return [disk for disk in (self.disk, self.streams_disk) if disk is not None]
+
+    def clear_folder(self) -> None:
+        """As if it were new. What is mounted there stays so."""
+        _clear(self.folder)
+
     def ask(
         self, method: str, path: str, body: Any = None, timeout_s: float = _ASK_WITHIN_S
     ) -> urllib3.BaseHTTPResponse | None:
@@ -98,12 +119,16 @@ class ClusterBroker(BrokerProcess):
                 method,
                 self.url + path,
                 body=None if body is None else json.dumps(body).encode(),
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json"} | self.credentials,
                 timeout=timeout_s,
                 redirect=False,
             )
         except (urllib3.exceptions.HTTPError, OSError):
             return None
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
     def json(self, path: str, timeout_s: float = _ASK_WITHIN_S) -> Any:
         """What a GET answers with, where it answers with 200."""
@@ -118,6 +143,16 @@ class ClusterBroker(BrokerProcess):
         name = f'natslog_stream_high_watermark{{stream="{stream}"}} '
         found = [line for line in answer.data.decode().splitlines() if line.startswith(name)]
         return int(float(found[0].removeprefix(name))) if found else None
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_mount():
+            _clear(path)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 class Cluster:
@@ -170,6 +205,11 @@ class Cluster:
                 folder = disk.mounted / "data"
             broker = ClusterBroker(number, folder, self.nats_url, host, port, **(common | self.options.settings))
             broker.log_path, broker.disk = self.folder / f"broker-{number}.log", disk
+            if number in self.options.streams_disks:
+                at = folder / "streams"
+                broker.streams_disk = Disk(self.folder, self.options.disk_bytes, f"disk-{number}-streams", at)
+            if self.options.is_secured:
+                broker.environment["NATSLOG_SECURITY"] = "true"
             if self.network is not None:
                 broker.prefix = self.network.prefix(number)
             if number in self.options.clocks:
@@ -190,7 +230,19 @@ class Cluster:
         for broker in self.brokers:
             broker.spawn()
         self.wait_ready()
+        if self.options.is_secured:
+            for broker in self.brokers:
+                broker.token = self._first_token()
         return self
+
+    def _first_token(self) -> str:
+        """As the broker printed it that was the first metadata leader."""
+
+        def printed() -> list[str]:
+            lines = [line for broker in self.brokers for line in broker.output().splitlines()]
+            return [line for line in lines if line.startswith("nlt_")]
+
+        return eventually(printed, what="the token of the administrator is printed")[0]
 
     def wait_ready(self, within_s: float = 60.0) -> None:
         for broker in self.brokers:
@@ -212,8 +264,8 @@ class Cluster:
             if self._inside is not None:
                 steps.callback(self._inside.__exit__, None, None, None)
             for broker in self.brokers:
-                if broker.disk is not None:
-                    steps.callback(broker.disk.close)
+                for disk in broker.disks:
+                    steps.callback(disk.close)
             steps.callback(self.nats.stop)
             for broker in self.brokers:
                 steps.callback(broker.kill)
@@ -229,14 +281,16 @@ class Cluster:
         for broker in brokers:
             broker.halt()
         for broker in brokers:
-            assert broker.disk is not None, "power loss needs disks"
-            broker.disk.cut_power()
+            assert broker.disks, "power loss needs disks"
+            for disk in broker.disks:
+                disk.cut_power()
         for broker in brokers:
             broker.kill()
         for broker in brokers:
-            assert broker.disk is not None, "power loss needs disks"
-            broker.disk.unmount()
-            broker.disk.mount()
+            for disk in reversed(broker.disks):
+                disk.unmount()
+            for disk in broker.disks:
+                disk.mount()
 
     # ---- what it says of itself ----
 
@@ -262,7 +316,8 @@ class Cluster:
         if shown or not self.up:
             return dict(max(shown, key=lambda one: one["leader_epoch"])) if shown else None
         try:
-            with NatslogClient([broker.url for broker in self.up], ClientOptions(retries=0, timeout_s=4)) as client:
+            options = ClientOptions(retries=0, timeout_s=4, token=self.brokers[0].token)
+            with NatslogClient([broker.url for broker in self.up], options) as client:
                 return client.stream(name)
         except Exception:  # of any kind: it is not known now
             return None
@@ -327,7 +382,7 @@ class Cluster:
         return f"brokers (role, alive): {brokers}; streams (leader, epoch, ISR, problem): {short[:5]}"
 
     def client(self, **options: Any) -> NatslogClient:
-        settings = {"retries": 3, "patience_s": 20, "timeout_s": 10} | options
+        settings = {"retries": 3, "patience_s": 20, "timeout_s": 10, "token": self.brokers[0].token} | options
         return NatslogClient([broker.url for broker in self.brokers], ClientOptions(**settings))
 
     # ---- what an operator does ----
@@ -336,7 +391,7 @@ class Cluster:
         """For a broker whose folder is lost: out by force, an empty folder, in again."""
         broker.kill()
         self.operate("DELETE", f"/v1/cluster/brokers/{broker.number}?force=true")
-        subprocess.run(["rm", "-rf", str(broker.folder)], check=True)
+        broker.clear_folder()
         broker.spawn()
         self.operate("POST", "/v1/cluster/brokers", {"url": broker.url})
 

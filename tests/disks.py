@@ -25,12 +25,14 @@ def can_slow_down() -> bool:
 
 
 class Disk:
-    """An ext4 file system that can lose its power."""
+    """An ext4 file system that can lose its power. Args: at: where it is mounted, `folder / name` by default."""
 
-    def __init__(self, folder: Path, size_bytes: int = 256 * 1024 * 1024, name: str = "disk") -> None:
+    def __init__(
+        self, folder: Path, size_bytes: int = 256 * 1024 * 1024, name: str = "disk", at: Path | None = None
+    ) -> None:
         self.image = folder / f"{name}.img"
-        self.mounted = folder / name
-        self.mounted.mkdir()
+        self.mounted = at or folder / name
+        self.mounted.mkdir(parents=True)
         with open(self.image, "wb") as file:
             file.truncate(size_bytes)
         subprocess.run(["mkfs.ext4", "-qF", str(self.image)], check=True)

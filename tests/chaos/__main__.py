@@ -27,7 +27,16 @@ from typing import Any
 from natslog.errors import NatslogError
 from natslog.ingest.warmup import compile_aside
 from tests.chaos import report
-from tests.chaos.checkers import Copy, end_all, goes_on, judge_cluster, judge_stream, served_copies, stored_copies
+from tests.chaos.checkers import (
+    Copy,
+    check_orderly,
+    end_all,
+    goes_on,
+    judge_cluster,
+    judge_stream,
+    served_copies,
+    stored_copies,
+)
 from tests.chaos.faults import KINDS
 from tests.chaos.history import FaultEvent, History, Violation
 from tests.chaos.network import missing_for_network
@@ -64,6 +73,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="fault kinds, comma-separated: 'kill one,pause one'")
     parser.add_argument("--resume-within", type=float, default=10.0, help="seconds")
     parser.add_argument("--sync-within", type=float, default=60.0, help="seconds")
+    parser.add_argument(
+        "--secured",
+        action=argparse.BooleanOptionalAction,
+        help="access rules and tokens; by default where the seed is odd",
+    )
+    parser.add_argument(
+        "--orderly-within", type=float, default=1.0, help="seconds: the most that an orderly stop costs an ack"
+    )
     parser.add_argument("--out", type=Path, default=None, help="folder for the report; build/chaos/SEED")
     return parser.parse_args()
 
@@ -74,6 +91,8 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, seed: int, folder: Path) -> None:
         self.arguments, self.seed, self.folder = arguments, seed, folder
         self.chance = random.Random(seed)
+        self.is_secured = seed % 2 == 1 if arguments.secured is None else arguments.secured
+        print(f"requests {'need' if self.is_secured else 'do not need'} a token")
         lacking = missing_for_network()
         clocks = find_spec("libfaketime") is not None
         is_root = os.geteuid() == 0
@@ -83,6 +102,7 @@ class Run:
             ("slow disks", is_root and can_slow_down(), "no cgroup v1 with blkio that can be written"),
             ("clocks", clocks, "no libfaketime"),
             ("five brokers", arguments.brokers >= 5, f"there are {arguments.brokers}"),
+            ("a disk of streams", is_root, "loop devices need root"),
         )
         self.can = {"": True} | {what: can for what, can, _ in needs}
         for what, can, reason in needs:
@@ -94,6 +114,8 @@ class Run:
             disk_bytes=_DISK_BYTES + int(arguments.minutes * _DISK_BYTES_PER_MINUTE),
             network=lacking is None,
             clocks=(seed % arguments.brokers + 1,) if clocks else (),
+            streams_disks=((seed + 1) % arguments.brokers + 1,) if is_root else (),
+            is_secured=self.is_secured,
             settings=_SETTINGS,
         )
         self.cluster = Cluster(folder / "cluster", options)
@@ -197,7 +219,7 @@ class Run:
         try:
             fault = kind.begin(scene)
             event.place, event.notes = f"{scene.stream}: {fault.place}", fault.notes
-            event.hit, event.broken_s = frozenset(fault.hit), fault.broken_s
+            event.hit, event.broken_s, event.orderly_s = frozenset(fault.hit), fault.broken_s, fault.orderly_s
             event.keeps_majority = fault.keeps_majority and goes_on(event.hit, len(self.cluster.brokers), (), 0)
             history.faults.append(event)
             print(f"{event.began_s - history.started_s:7.1f} s  {kind.name}: {event.place}", flush=True)
@@ -314,7 +336,7 @@ class Run:
             else:
                 together = copies[one.stream] + stored
                 judged = judge_stream(one, together, arguments.resume_within) if together else []
-                judged += one.violations
+                judged += one.violations + check_orderly(one, arguments.orderly_within)
                 wanted = STREAMS[one.stream]
             copies[one.stream] += stored
             found += [Violation(broken.promise, f"{one.stream}: {broken.text}") for broken in judged]

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.harness import stream_folder
 
 _NAMED = 5
 _SERVES_WITHIN_S = 30.0
+_ORDERLY_FOR_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,32 @@ def check_resumed(history: History, within_s: float) -> list[Violation]:
         )
         for fault, took in resume_times(history)
         if took > within_s
+    ]
+
+
+def orderly_gaps(history: History) -> list[tuple[FaultEvent, float]]:
+    """Of every orderly stop: the longest time without an ack of the probe, from then on until the broker starts again,
+    or some seconds later.
+    """
+    acks = sorted(one for probe in history.published if not probe.has_ids for one in probe.acked_s if one is not None)
+    found = []
+    for fault in history.faults:
+        for stopped_s in fault.orderly_s:
+            first = max(0, bisect_left(acks, stopped_s) - 1)
+            until_s = stopped_s + _ORDERLY_FOR_S
+            near = [*acks[first : bisect_right(acks, until_s)], until_s]
+            gaps = [after - max(before, stopped_s) for before, after in pairwise(near)]
+            found.append((fault, max(gaps, default=_ORDERLY_FOR_S)))
+    return found
+
+
+def check_orderly(history: History, within_s: float) -> list[Violation]:
+    return [
+        Violation(
+            "orderly stops", f"{fault.place} at {fault.began_s - history.started_s:.1f} s: {gap:.2f} s without an ack"
+        )
+        for fault, gap in orderly_gaps(history)
+        if gap > within_s
     ]
 
 

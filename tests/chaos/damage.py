@@ -116,8 +116,9 @@ def copy_folder(broker: ClusterBroker) -> Path:
 
 
 def put_back(broker: ClusterBroker, copy: Path) -> None:
-    shutil.rmtree(broker.folder)
-    copy.rename(broker.folder)
+    broker.clear_folder()
+    shutil.copytree(copy, broker.folder, dirs_exist_ok=True)
+    shutil.rmtree(copy)
 
 
 def readiness(broker: ClusterBroker) -> str:

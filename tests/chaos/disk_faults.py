@@ -42,6 +42,16 @@ def fill_disk(scene: Scene) -> Fault:
     return fault
 
 
+def fill_streams_disk(scene: Scene) -> Fault:
+    """Of the broker whose streams are on a disk of their own: its metadata goes on, so it does not end."""
+    broker = next(one for one in scene.cluster.brokers if one.streams_disk is not None)
+    assert broker.streams_disk is not None
+    leave_bytes = scene.chance.choice((0, 1024 * 1024, 8 * 1024 * 1024))
+    broker.streams_disk.fill(leave_bytes)
+    place = f"{scene.name_of(broker)}, {leave_bytes} bytes left"
+    return Fault(place, True, broker.streams_disk.free, scene.hold(3.0, 10.0), hit=(broker.number,))
+
+
 def hang_disk(scene: Scene) -> Fault:
     broker, place = scene.pick()
     assert broker.disk is not None, "hanging needs a disk"
@@ -252,6 +262,7 @@ KINDS = (
     Kind(power_one, "disks", may_overlap=True),
     Kind(power_all, "disks", may_overlap=True),
     Kind(fill_disk, "disks"),
+    Kind(fill_streams_disk, "a disk of streams"),
     Kind(hang_disk, "disks"),
     Kind(slow_disk, "slow disks"),
     Kind(fail_fsync, "disks"),

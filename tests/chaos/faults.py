@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Callable
 
@@ -9,6 +11,8 @@ from tests.chaos import disk_faults
 from tests.chaos.network import NATS
 from tests.chaos.scene import Fault, Kind, Scene
 from tests.cluster_harness import ClusterBroker
+
+_STAYS_DOWN_S = 4.0
 
 # ---- processes ----
 
@@ -76,15 +80,60 @@ def pause_all(scene: Scene) -> Fault:
 def rolling_restart(scene: Scene) -> Fault:
     """Each in its turn, when all are in sync."""
     broken_s: list[float] = []
+    orderly_s: list[float] = []
 
     def roll() -> None:
         for broker in scene.cluster.brokers:
-            broken_s.append(time.monotonic())
-            broker.terminate()
-            scene.start(broker)
             scene.cluster.wait_in_sync(60)
+            broken_s.append(time.monotonic())
+            orderly_s.append(broken_s[-1])
+            broker.terminate()
+            time.sleep(_STAYS_DOWN_S)
+            scene.start(broker)
 
-    return Fault("all in turn", True, roll, 0.0, broken_s=broken_s)
+    return Fault("all in turn", True, roll, 0.0, broken_s=broken_s, orderly_s=orderly_s)
+
+
+def stop_in_order(scene: Scene) -> Fault:
+    """One, when all are in sync; sometimes the metadata has another leader since a moment."""
+    scene.cluster.wait_in_sync(60)
+    broker, place = scene.pick()
+    if scene.chance.random() < 0.5:
+        to = scene.chance.choice(scene.others(broker))
+        scene.cluster.operate("POST", "/v1/cluster/transfer", {"metadata": True, "to": to})
+        place += f", metadata to {to}"
+    stopped_s = time.monotonic()
+    broker.terminate()
+    hold_s = scene.hold(_STAYS_DOWN_S, 8.0)
+    return Fault(place, True, lambda: scene.start(broker), hold_s, hit=(broker.number,), orderly_s=[stopped_s])
+
+
+def drain_one(scene: Scene) -> Fault:
+    """Its replicas and leaderships move to others, as far as there are others; then they may return."""
+    scene.cluster.wait_in_sync(60)
+    broker, place = scene.pick()
+    path = f"/v1/cluster/brokers/{broker.number}"
+    scene.cluster.operate("PATCH", path, {"draining": True})
+
+    def heal() -> None:
+        scene.cluster.operate("PATCH", path, {"draining": False})
+
+    return Fault(place, True, heal, scene.hold(3.0, 10.0))
+
+
+def exhaust_descriptors(scene: Scene) -> Fault:
+    """A broker may open no more files: it goes on, or says why not, and goes on when it may again."""
+    broker, place = scene.pick()
+    was = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+    spare = scene.chance.choice((0, 3, 10))
+    most = len(os.listdir(f"/proc/{broker.pid}/fd")) + spare
+    resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (most, was[1]))
+
+    def heal() -> None:
+        if broker.exit_code is None:
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, was)
+
+    return Fault(f"{place}, {spare} more", True, heal, scene.hold(2.0, 8.0), hit=(broker.number,))
 
 
 def change_members(scene: Scene) -> Fault:
@@ -202,6 +251,9 @@ KINDS = (
     Kind(pause_all, may_overlap=True),
     Kind(pause_and_kill, may_overlap=True),
     Kind(rolling_restart),
+    Kind(stop_in_order),
+    Kind(drain_one),
+    Kind(exhaust_descriptors),
     Kind(transfer),
     Kind(change_members),
     Kind(restart_nats),

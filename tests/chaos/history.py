@@ -79,7 +79,8 @@ class FaultEvent:
     `keeps_majority`: a majority of the brokers and `min_isr` replicas of the stream went on, whole, connected, with
     NATS: writes must resume without the healing. `hit`: the brokers that did not. `broken_s`: when something more broke
     after the beginning; the time to resume is counted anew from there. `resumes_s`: when the cause was gone and all
-    processes answered: from there on, writes that had stopped are due.
+    processes answered: from there on, writes that had stopped are due. `orderly_s`: when one was asked to stop while
+    all were whole.
     """
 
     kind: str
@@ -93,6 +94,7 @@ class FaultEvent:
     hit: frozenset[int] = frozenset()
     broken_s: list[float] = field(default_factory=list)
     resumes_s: float | None = None
+    orderly_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import nats
 import pyarrow as pa
 
-from natslog.client import ClientOptions, NatslogClient
+from natslog.client import NatslogClient
 from natslog.client.client import Fetched
 from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
@@ -176,7 +176,7 @@ class Reader(Recorder):
         looks_back = self._next > 0 and self._chance.random() < 0.2
         start = self._chance.randrange(self._next) if looks_back else self._next
         columns = ("offset", "value") if self._chance.random() < 0.3 else None
-        with NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=4)) as client:
+        with broker.client(retries=0, timeout_s=4) as client:
             fetched = client.fetch(self.stream, start, max_bytes=256 * 1024, columns=columns)
         self.history.reads += 1
         for batch in fetched.batches:
@@ -209,7 +209,7 @@ class BoundReader(Recorder):
         history.followed.append(self.followed)
 
     def work(self) -> None:
-        with NatslogClient(self.broker.url, ClientOptions(retries=0, timeout_s=4)) as client:
+        with self.broker.client(retries=0, timeout_s=4) as client:
             while not self.stopping.is_set():
                 self.note(self._fetch(client))
                 self.stopping.wait(_FOLLOW_EVERY_S)

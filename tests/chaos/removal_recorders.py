@@ -10,7 +10,7 @@ from typing import Any
 
 import nats
 
-from natslog.client import ClientOptions, NatslogClient
+from natslog.client import NatslogClient
 from natslog.client.client import Fetched
 from natslog.errors import MessageNotFound, NatslogError, OffsetOutOfRange
 from natslog.log.expiry import TOMBSTONE_HEADER, TTL_HEADER
@@ -113,7 +113,7 @@ class Remover(Recorder):
     def work(self) -> None:
         broker = self._chance.choice(self.cluster.brokers)
         if self.kept.acked_end > 0 and not broker.is_paused:
-            with NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=8)) as client:
+            with broker.client(retries=0, timeout_s=8) as client:
                 self._request(client)
         self.stopping.wait(self._chance.uniform(0, 2 * _REMOVE_EVERY_S))
 
@@ -161,7 +161,7 @@ class LeaderReader(Recorder):
         looks_back = self.next_offset > 0 and self._chance.random() < 0.5
         start = self._earlier() if looks_back else self.next_offset
         hidden = must_be_hidden(self.kept, time.time(), start, _EXPIRED_AFTER_S)
-        with NatslogClient(broker.url, ClientOptions(retries=0, timeout_s=4)) as client:
+        with broker.client(retries=0, timeout_s=4) as client:
             fetched = self._fetch(client, start)
         self.note(start, fetched, hidden)
         if not looks_back:

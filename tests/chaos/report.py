@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.checkers import Copy, duplicates_without_ids, lost, resume_times, spread
+from tests.chaos.checkers import Copy, duplicates_without_ids, lost, orderly_gaps, resume_times, spread
 from tests.chaos.history import FaultEvent, History, Violation
 from tests.chaos.removal_checkers import figures
 from tests.chaos.removal_history import RemovalHistory
@@ -72,6 +72,7 @@ def _of_stream(history: History, copies: list[Copy]) -> dict[str, Any]:
         "duplicates_without_ids": duplicates_without_ids(history, copies[0]) if copies else None,
         "elections": max((one.epoch for one in history.samples), default=1) - 1,
         "resume_with_majority": spread([took for fault, took in resumed if fault.keeps_majority]),
+        "longest_without_ack_after_an_orderly_stop": spread([took for _, took in orderly_gaps(history)]),
         "resume_after_healing": spread([took for fault, took in resumed if not fault.keeps_majority]),
     }
 

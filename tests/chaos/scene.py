@@ -23,6 +23,7 @@ class Fault:
 
     `keeps_majority`: False where the brokers, or NATS, are cut off from all. `hit`: the brokers that are not whole and
     connected meanwhile: a stream with fewer than `min_isr` others may stop. `broken_s`: when something more broke.
+    `orderly_s`: when a broker that was whole, like all others, was asked to stop: acks must go on.
     """
 
     place: str
@@ -32,6 +33,7 @@ class Fault:
     notes: list[str] = field(default_factory=list)
     hit: Collection[int] = ()
     broken_s: list[float] = field(default_factory=list)
+    orderly_s: list[float] = field(default_factory=list)
 
 
 class Scene:
