@@ -1,5 +1,6 @@
 """`python -m tests.faulty_files …` is natslog, whose operations on files fail at a place and with an error of the
-test's choice. A place is an operation and the function of natslog that asks for it, `pwrite natslog.log.segment:append`.
+test's choice. A place is an operation and the function of natslog that asks for it:
+`pwrite natslog.log.segment:append`.
 
 The folder NATSLOG_FAULTS has the file `fail` (a place and an errno, while there is one), and gets the file `places`.
 """
@@ -16,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_READS, _WRITES = ("read", "pread", "preadv"), ("write", "pwrite", "pwritev", "ftruncate", "truncate")
+_SYNCS, _NAMES = ("fsync", "fdatasync", "posix_fallocate"), ("replace", "rename", "unlink", "remove", "link")
+_FOLDERS = ("mkdir", "rmdir", "scandir", "listdir", "stat", "statvfs")
 OPERATIONS: dict[Any, tuple[str, ...]] = {
-    os: ("open", "read", "write", "pread", "preadv", "pwrite", "pwritev", "fsync", "fdatasync", "ftruncate", "truncate")
-    + ("replace", "rename", "unlink", "remove", "mkdir", "rmdir", "scandir", "listdir", "stat", "statvfs", "link")
-    + ("posix_fallocate",),
+    os: ("open", *_READS, *_WRITES, *_SYNCS, *_NAMES, *_FOLDERS),
     io: ("open",),
     builtins: ("open",),
 }

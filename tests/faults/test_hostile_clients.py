@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,11 +34,13 @@ FILES = 1024
 
 
 @contextmanager
-def limited(folder: Path, files: int, **environment: str) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+def limited(
+    folder: Path, files: int, settings: Mapping[str, str] = {}, **environment: str
+) -> Iterator[tuple[NatsServer, BrokerProcess]]:
     """A broker that may open so many files."""
     folder.mkdir(parents=True, exist_ok=True)
     server = NatsServer(0, folder / "nats.log").start()
-    broker = BrokerProcess(folder / "data", server.url)
+    broker = BrokerProcess(folder / "data", server.url, **settings)
     broker.environment = environment
     broker.prefix = ["prlimit", f"--nofile={files}:{files}"]
     try:
