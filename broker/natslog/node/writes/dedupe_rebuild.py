@@ -60,8 +60,9 @@ def _read_window(window_s: float, log: StreamLog, end: int) -> tuple[DedupeWindo
     if not window.window_us:
         return window, None
     found, known_from_us, damage = log.newest_ids(window_s)
-    below = found.offsets < end
-    window.remember_stored(*(one[below] for one in found))
+    ids, offsets, times_us = found
+    below = offsets < end
+    window.remember_stored(ids[below], offsets[below], times_us[below])
     window.known_from_us = max(window.known_from_us, known_from_us)
     return window, damage
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from natslog.cluster.commands import DropTombstone, Tombstone
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.model import BrokerId, StreamId
-from natslog.node.removing import Removing
 from natslog.node.replicas import upkeep as upkeep_module
 from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain
 from tests.machine import Machine
-from tests.unit.node.replicas.upkeep_stage import hosted
+from tests.unit.node.replicas.upkeep_stage import expire, hosted
 
 
 class _Hosting:
@@ -106,14 +104,9 @@ def test_only_the_leader_decides_what_expires_and_by_stream_time(
     pacer = Pacer(lambda: False)
     stream.is_leading = leads
 
-    async def expire(now_us: int) -> None:
-        stream.ingest.time_us = now_us
-        with ThreadPoolExecutor(1) as executor:
-            await Removing(None, executor)._expire(stream, log)  # type: ignore[arg-type]
-
-    asyncio.run(expire(41_000_000))
+    expire(stream, 41_000_000)
     assert log.first_readable_offset == 0, "the message is 40 s old; the wall clock says decades"
-    asyncio.run(expire(41_000_001))
+    expire(stream, 41_000_001)
     assert log.first_readable_offset == (1 if leads else 0)
     with caplog.at_level(logging.INFO, "natslog.node"):
         maintain([stream], pacer)

@@ -23,7 +23,7 @@ from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain, rolled_and_due
 from tests.conftest import open_log, rows
 from tests.harness import eventually
-from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
+from tests.unit.node.replicas.upkeep_stage import UpkeepStream, expire, hosted
 
 
 def test_pauses_are_as_long_as_the_share_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +207,8 @@ def test_messages_of_an_imported_stream_expire_only_when_it_was_resumed(
     log = stream.usable_log()
     log.roll()
     log.settings = msgspec.structs.replace(log.settings, max_age_s=1.0)
-    stream.record = msgspec.structs.replace(stream.record, import_state=import_state)
-    stream.ingest.time_us = 10_000_000
+    stream.record = msgspec.structs.replace(stream.record, import_state=import_state, settings=log.settings)
+    expire(stream, 10_000_000)
     maintain([stream], Pacer(lambda: False))
     assert log.log_start_offset == start
     log.close()

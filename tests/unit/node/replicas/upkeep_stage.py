@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from natslog.errors import CorruptLog
 from natslog.log import ReplicaLog
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.node.removing import Removing
 from tests.conftest import open_log, rows
 
 
@@ -52,6 +55,13 @@ class UpkeepStream:
         if self.log is None:
             raise CorruptLog("it is not open")
         return self.log
+
+
+def expire(stream: Any, time_us: int) -> None:
+    """What the leader hides at this time."""
+    stream.ingest.time_us = time_us
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.run(Removing(None, executor)._expire(stream, stream.usable_log()))  # type: ignore[arg-type]
 
 
 def hosted(folder: Path, batches: int) -> Any:
