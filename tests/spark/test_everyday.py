@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, natslog, publish_acked
+from tests.integration.test_age_limits import publishing
 
 pytestmark = pytest.mark.spark
 
@@ -52,6 +53,23 @@ def read_offsets(spark: SparkSession, **options: str) -> list[int]:
 
 
 # ---- where to start ----
+
+
+@pytest.mark.long
+def test_messages_that_expire_before_they_are_read_are_not_missing_in_a_read_from_the_start(
+    spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
+) -> None:
+    client.create_stream(name, name, max_age="1s", dedupe_window="1s")
+    with publishing(nats_url, name, {}):
+        time.sleep(2)
+        for at in range(4):
+            assert read_offsets(spark, servers=broker.url, stream=name), "a batch read"
+            drain(spark, folder / str(at), servers=broker.url, stream=name, maxBytesPerTrigger="1MiB")
+            assert rows(spark, folder / str(at)), "a query without an end, and one up to now"
+            assert sum(len(batch) for batch in client.read(name))
+            assert "lost" not in natslog("sql", f'select count(*) from "{name}"', url=broker.url).stdout
+    with pytest.raises(Exception, match="retention or a purge removed|the log starts at"):
+        read_offsets(spark, servers=broker.url, stream=name, startingOffsets=json.dumps({name: 0}))
 
 
 @pytest.mark.long

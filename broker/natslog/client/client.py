@@ -32,7 +32,7 @@ from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
 from natslog.client.imports import ImportCalls
-from natslog.client.reading_ahead import ReadAhead
+from natslog.client.reading_ahead import Fetch, ReadAhead, fetch_what_is_left
 from natslog.client.searching import FOUND_OF_A_PAGE, FOUND_VALUE_BYTES, FoundPage, runs_of
 from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
@@ -480,6 +480,7 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
             if view != "latest" or end is not None:
                 raise ConfigError("view must be latest, and has no end: it is of what is committed now")
             end = as_of = self.latest_as_of(name)
+        is_open = start is None
         if start is None or end is None:
             info = self.position(name)
             start = info["log_start_offset"] if start is None else start
@@ -488,6 +489,7 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
             name,
             start,
             end,
+            is_open=is_open,
             subject=subject,
             columns=columns,
             prefer=prefer,
@@ -512,16 +514,19 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
             raise BrokerUnavailable(f"the brokers of stream {name!r} do not support views: upgrade them")
         return as_of
 
-    def answers(self, name: str, start: int, end: int, **asked: Any) -> Iterator[Fetched]:
+    def answers(self, name: str, start: int, end: int, *, is_open: bool = False, **asked: Any) -> Iterator[Fetched]:
         """The same, part by part: each says where the next one begins.
 
         Args:
+            is_open: the range begins where the log did: what retention removes before it is read is left out.
             asked: as for `fetch`.
 
         Raises:
             As `fetch`.
         """
-        fetch = partial(self.fetch, name, end=end, max_decoded_bytes=FETCH_BYTES, **asked)
+        fetch: Fetch = partial(self.fetch, name, end=end, max_decoded_bytes=FETCH_BYTES, **asked)
+        if is_open:
+            fetch = partial(fetch_what_is_left, fetch, end)
         ahead = ReadAhead(fetch, name, start, end, FETCH_BYTES)
         while ahead.coming is not None:
             yield ahead.take()

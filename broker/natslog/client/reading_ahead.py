@@ -19,6 +19,24 @@ Fetch: TypeAlias = Callable[[int], Fetched]
 """The answer from this offset on."""
 
 
+def fetch_what_is_left(fetch: Fetch, end: int, start: int) -> Fetched:
+    """As `fetch`, from where the log begins now if that is behind `start`; nothing if it is behind `end`.
+
+    Raises:
+        What `fetch` raises.
+    """
+    while True:
+        try:
+            return fetch(start)
+        except OffsetOutOfRange as error:
+            first, high_watermark = (error.facts.get(name) for name in ("log_start_offset", "high_watermark"))
+            if not isinstance(first, int) or not isinstance(high_watermark, int) or first <= start:
+                raise
+            if first >= end:
+                return Fetched([], end, high_watermark, first, "")
+            start = first
+
+
 class ReadAhead:
     """The parts of `[start, end)`, one after another. The first one is requested at once.
 

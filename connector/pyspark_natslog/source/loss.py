@@ -50,6 +50,12 @@ def report_loss(options: SourceOptions, loss: Loss) -> None:
     )
 
 
+def log_start_in(error: NatslogError) -> int:
+    """Where the log begins, as the error of the broker states it; 0 if it does not."""
+    stated = error.facts.get("log_start_offset")
+    return stated if isinstance(stated, int) else 0
+
+
 def left_of(
     client: NatslogClient,
     options: SourceOptions,

@@ -58,6 +58,11 @@ def resolve_start(
     return reachable
 
 
+def begins_with_log(bound: Bound, stream: str) -> bool:
+    """Whether the start is `earliest`: what retention removes before it is read is not missing then."""
+    return bound.time_us_of(stream) is None and bound.of(stream) == "earliest"
+
+
 def _cursor_of(bound: Bound, stream: str) -> str | None:
     """The name of the cursor at which a read of this stream starts."""
     position = bound.of(stream) if bound.time_us_of(stream) is None else None

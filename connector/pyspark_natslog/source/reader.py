@@ -12,7 +12,7 @@ from natslog.client import NatslogClient
 from natslog.errors import ConfigError, StreamNotFound
 from pyspark_natslog.source.options import CURSOR, FIRST_ANSWER_WITHIN_S, SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
-from pyspark_natslog.source.positions import resolve_end, resolve_start
+from pyspark_natslog.source.positions import begins_with_log, resolve_end, resolve_start
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
 from pyspark_natslog.source.spans import batch_read
@@ -56,7 +56,8 @@ class BatchReader(DataSourceReader):
             start = end
         if start > end:
             raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is above the end, offset {end}")
-        return OffsetRange(state.name, state.id, start, end, as_of=as_of)
+        is_open = begins_with_log(options.start, state.name)
+        return OffsetRange(state.name, state.id, start, end, as_of=as_of, is_open=is_open)
 
     def _may_cross(self, stream: str) -> bool:
         """The end is resolved before the start; if the start is a time or a cursor, messages may have been recorded

@@ -17,7 +17,7 @@ from natslog.client import NatslogClient, SplitRange, leader_epochs
 from natslog.client.confirming import OutdatedAnswers
 from natslog.errors import OffsetOutOfRange, StreamNotFound
 from natslog.model import Split
-from pyspark_natslog.source.loss import left_of
+from pyspark_natslog.source.loss import left_of, log_start_in
 from pyspark_natslog.source.options import Cutting, SourceOptions
 
 _WORTH_SPLITTING_ROWS = 64 * 1024
@@ -33,7 +33,8 @@ class OffsetRange:
 
     `bytes`: estimated from the rows if they are unknown to this reader. `leader_epoch`: the newest one known when it
     was planned, so that a task accepts no answer of an older leader. `as_of`: the high watermark of the latest view,
-    if only that is read.
+    if only that is read. `is_open`: it begins where the log did, so that what retention removes before it is read is
+    not missing.
     """
 
     stream: str
@@ -44,6 +45,7 @@ class OffsetRange:
     bytes: int = 0
     leader_epoch: int = 0
     as_of: int | None = None
+    is_open: bool = False
 
     @property
     def rows(self) -> int:
@@ -170,6 +172,9 @@ def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_
                 rack=cutting.rack,
             )
         except (OffsetOutOfRange, StreamNotFound) as error:
+            if whole.is_open and (first := log_start_in(error)) > start:
+                start = min(first, end)
+                continue
             left = left_of(client, options, whole.stream, whole.stream_id, start, end, error)
             if left == (start, end):
                 outdated.one_more(error)
@@ -183,8 +188,13 @@ def _cut(client: NatslogClient, options: SourceOptions, whole: OffsetRange, min_
 def _ranges(whole: OffsetRange, splits: Sequence[Split]) -> list[OffsetRange]:
     epoch = leader_epochs.highest(whole.stream_id)
     return [
-        OffsetRange(
-            whole.stream, whole.stream_id, split.start, split.end, split.urls, _size_bytes(split), epoch, whole.as_of
+        replace(
+            whole,
+            start=split.start,
+            end=split.end,
+            urls=split.urls,
+            bytes=_size_bytes(split),
+            leader_epoch=epoch,
         )
         for split in splits
     ]

@@ -27,14 +27,14 @@ from pyspark.sql.types import StructType
 
 from natslog.client import leader_epochs
 from natslog.client.confirming import confirmed
-from natslog.errors import NatslogError, NotLeader, StreamNotFound
+from natslog.errors import NatslogError, NotLeader, OffsetOutOfRange, StreamNotFound
 from pyspark_natslog.source.admission import Admitter
 from pyspark_natslog.source.confirming import newest
-from pyspark_natslog.source.loss import Loss, beyond_fork, recreated, report_loss, shorter
+from pyspark_natslog.source.loss import Loss, beyond_fork, log_start_in, recreated, report_loss, shorter
 from pyspark_natslog.source.offsets import Offsets, StreamOffset, from_json, to_json
 from pyspark_natslog.source.options import FIRST_ANSWER_WITHIN_S, SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
-from pyspark_natslog.source.positions import resolve_start
+from pyspark_natslog.source.positions import begins_with_log, resolve_start
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
 from pyspark_natslog.source.splits import OffsetRange, Task, numbers_of, plan_again, plan_tasks
@@ -89,6 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._accepted: set[str] = set()  # ids of streams whose older leader is accepted
         self._left: set[str] = set()  # streams of the checkpoint that exist and are not selected now
         self._gone: Offsets = {}  # streams that were deleted
+        self._open: set[tuple[str, int]] = set()  # ids, and where their logs began when this query did
         self._client = options.client(FIRST_ANSWER_WITHIN_S)
 
     # ---- how far ----
@@ -105,6 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         resolve = partial(resolve_start, self._client, options, options.start, selected=states.keys())
         starts = {name: self._retry_until_available(partial(resolve, state)) for name, state in states.items()}
+        self._open |= {(states[name].id, at) for name, at in starts.items() if begins_with_log(options.start, name)}
         return to_json({name: StreamOffset(states[name].id, start) for name, start in starts.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -136,7 +138,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waiting = {name: max(0, self._limit(states[name]) - at.offset) for name, at in begin.items()}
         admitted = waiting if isinstance(limit, ReadAllAvailable) else self._admit(begin, waiting)
         end = {name: _moved(at, position.get(name), admitted[name], states[name]) for name, at in begin.items()}
-        ranges = [OffsetRange(name, at.id, at.offset, end[name].offset) for name, at in sorted(begin.items())]
+        ranges = [
+            OffsetRange(name, at.id, at.offset, end[name].offset, is_open=self._is_open(at))
+            for name, at in sorted(begin.items())
+        ]
         ranges = [one for one in ranges if one.rows]
         plan = partial(plan_tasks, self._client, self._options, ranges, default_parallelism())
         tasks = self._retry_until_available(plan)
@@ -193,7 +198,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             valid_to = None if state is None else state.valid_to(first.id)
             if state is None or valid_to is None:
                 return state is not None or (self._options.selection.could_hold(name) and name not in self._left)
-            return not state.log_start_offset <= first.offset <= end <= min(state.high_watermark, valid_to)
+            is_below = first.offset < state.log_start_offset and not self._is_open(first)
+            return is_below or not first.offset <= end <= min(state.high_watermark, valid_to)
 
         def missing(states: States) -> list[str]:
             return [name for name in wanted if is_missing(name, states.get(name))]
@@ -226,7 +232,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._target is None or name in self._target:
                 start = states[name].log_start_offset
                 begin[name] = StreamOffset(states[name].id, start, start)
+                self._open.add((states[name].id, start))
         return begin
+
+    def _is_open(self, at: StreamOffset) -> bool:
+        """Whether nothing was read yet from where the log began."""
+        return (at.id, at.offset) in self._open
 
     def _note_missing(self, name: str, at: StreamOffset) -> None:
         """A stream that was read is not among the selected ones: it has left the selection, or it was deleted."""
@@ -258,10 +269,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _admit(self, begin: Offsets, waiting: dict[str, int]) -> dict[str, int]:
         def reach(name: str, max_bytes: int | None) -> tuple[int, int | None]:
-            start = begin[name].offset
-            ask = partial(self._client.extent, name, start, start + waiting[name], max_bytes=max_bytes)
-            end, size_bytes = self._retry_until_available(ask)
-            return end - start, size_bytes
+            first = start = begin[name].offset
+            upto = start + waiting[name]
+            while start < upto:
+                ask = partial(self._client.extent, name, start, upto, max_bytes=max_bytes)
+                try:
+                    end, size_bytes = self._retry_until_available(ask)
+                except OffsetOutOfRange as error:
+                    if not (self._is_open(begin[name]) and log_start_in(error) > start):
+                        raise
+                    start = log_start_in(error)
+                else:
+                    return end - first, size_bytes
+            return waiting[name], 0
 
         return self._admitter.admit(waiting, reach, drains=self._target is not None)
 
@@ -276,6 +296,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if state.id != at.id:  # restored from an export: the same messages at the same offsets
             offset = min(at.offset, valid_to)
             at = StreamOffset(state.id, offset, offset)
+        if at.offset < log_start and self._is_open(at):
+            self._open.add((at.id, log_start))
+            return StreamOffset(at.id, log_start, None if at.start is None else log_start)
         if at.offset < log_start:
             loss = Loss(state.name, at.offset, log_start, "retention or a purge removed these messages")
             report_loss(self._options, loss)
@@ -359,7 +382,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         high = min(last.offset, state.high_watermark)
         if high < last.offset:
             report_loss(self._options, shorter(name, max(low, high), last.offset, high))
-        return OffsetRange(name, state.id, low, high)
+        return OffsetRange(name, state.id, low, high, is_open=self._is_open(StreamOffset(last.id, low)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_natslog.source.range_reader import read_task  # not needed by the process that plans

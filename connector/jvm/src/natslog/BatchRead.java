@@ -65,9 +65,10 @@ final class BatchRead implements Batch {
         throw NatslogException.config(
             "stream '" + state.name() + "': the start, offset " + start + ", is above the end, offset " + end);
       }
+      boolean isOpen = settings.start.isLogStart(state.name());
       start = Math.max(start, Math.max(pushed.from(), resolver.at(state, pushed.fromUs(), start)));
       end = Math.min(end, Math.min(pushed.to(), resolver.at(state, pushed.toUs(), end)));
-      ranges.add(new Range(state.name(), state.id(), start, end));
+      ranges.add(new Range(state.name(), state.id(), start, end, isOpen));
     }
     return ranges;
   }

@@ -186,6 +186,11 @@ final class Planner {
         if (!error.is("offset_out_of_range", "stream_not_found")) {
           throw error;
         }
+        long first = whole.leftFrom(start, end, error);
+        if (first > start) {
+          start = first;
+          continue;
+        }
         long[] left = Loss.leftOf(broker, settings, whole.stream(), whole.id(), start, end, error);
         if (left[0] == start && left[1] == end) {
           if (++tries > OUTDATED_ANSWERS) {
@@ -215,7 +220,7 @@ final class Planner {
       split.path("urls").forEach(url -> urls.add(url.asText()));
       long bytes = split.path("bytes").isIntegralNumber()
           ? split.get("bytes").asLong() : (end - start) * USUAL_ROW_BYTES;
-      found.add(new Range(whole.stream(), whole.id(), start, end, urls, bytes, epoch));
+      found.add(new Range(whole.stream(), whole.id(), start, end, urls, bytes, epoch, whole.isOpen()));
       at = end;
     }
     return at == whole.end() ? found : List.of();
@@ -255,7 +260,7 @@ final class Planner {
       int share = (int) ratio(wanted * bytes(cut), total);
       if (!cut.isEmpty() && share > cut.size()) {
         Range first = cut.get(0);
-        wholes.add(new Range(first.stream(), first.id(), first.start(), cut.get(cut.size() - 1).end()));
+        wholes.add(new Range(first.stream(), first.id(), first.start(), cut.get(cut.size() - 1).end(), first.isOpen()));
         counts.add(share);
         places.add(at);
       }

@@ -290,6 +290,11 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
 
   private void lost(NatslogException error) {
     closeAnswer();
+    long first = range().leftFrom(at, end, error);
+    if (first > at) {
+      at = first;
+      return;
+    }
     long[] readable = Loss.leftOf(broker, settings, range().stream(), range().id(), at, end, error);
     if (readable[0] == at && readable[1] == end) {
       if (++outdated > OUTDATED_ANSWERS) {

@@ -28,6 +28,11 @@ final class Settings implements Serializable {
     String of(String stream) {
       return positions.getOrDefault(stream, otherwise);
     }
+
+    /** Whether it is `earliest`: what retention removes before it is read is not missing then. */
+    boolean isLogStart(String stream) {
+      return timeUsOf(stream) == null && of(stream).equals("earliest");
+    }
   }
 
   private static final List<String> BATCH_ONLY = List.of("endingOffsets", "endingTimestamp");

@@ -43,12 +43,15 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
 
   private record Wanted(Position first, long end) {}
 
+  private record Begun(String id, long offset) {}
+
   private final Settings settings;
   private final List<String> columns;
   private final Broker broker;
   private final Planner planner;
   private final Lag lag;
   private final Admitter admitter;
+  private final Set<Begun> open = new HashSet<>(); // where the logs began when this query did
   private final Set<String> accepted = new HashSet<>(); // ids of streams whose older leader is accepted
   private final Set<String> left = new HashSet<>(); // streams of the checkpoint that exist and are not selected now
   private final Map<String, Position> gone = new TreeMap<>(); // streams that were deleted
@@ -84,8 +87,13 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     }
     Resolver resolver = new Resolver(broker, settings);
     Map<String, Position> found = new TreeMap<>();
-    states.forEach((name, state) ->
-        found.put(name, new Position(state.id(), untilAvailable(() -> resolver.start(state, null, states.keySet())), null)));
+    states.forEach((name, state) -> {
+      long first = untilAvailable(() -> resolver.start(state, null, states.keySet()));
+      found.put(name, new Position(state.id(), first, null));
+      if (settings.start.isLogStart(name)) {
+        open.add(new Begun(state.id(), first));
+      }
+    });
     return new Position.All(found);
   }
 
@@ -143,7 +151,7 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
       long rows = admitted.get(name);
       upto.put(name, moved(at, from.byStream.get(name), rows, states.get(name)));
       if (rows > 0) {
-        ranges.add(new Range(name, at.id(), at.offset(), at.offset() + rows));
+        ranges.add(new Range(name, at.id(), at.offset(), at.offset() + rows, isOpen(at)));
       }
     });
     List<List<Range>> tasks = untilAvailable(() -> planner.tasks(ranges, Tasks.cores()));
@@ -219,7 +227,7 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
       Long validTo = state == null ? null : state.validTo(part.first.id());
       boolean isMissing = validTo == null
           ? state != null || (settings.couldHold(name) && !left.contains(name))
-          : part.first.offset() < state.start() || part.end > Math.min(state.end(), validTo);
+          : (part.first.offset() < state.start() && !isOpen(part.first)) || part.end > Math.min(state.end(), validTo);
       if (isMissing) {
         found.add(name);
       }
@@ -241,9 +249,15 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     states.forEach((name, state) -> {
       if (!position.containsKey(name) && (target == null || target.containsKey(name))) {
         found.put(name, new Position(state.id(), state.start(), state.start()));
+        open.add(new Begun(state.id(), state.start()));
       }
     });
     return found;
+  }
+
+  /** Whether nothing was read yet from where the log began. */
+  private boolean isOpen(Position at) {
+    return open.contains(new Begun(at.id(), at.offset()));
   }
 
   /** A stream that was read is not among the selected ones: it has left the selection, or it was deleted. */
@@ -274,17 +288,30 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
   }
 
   private Object[] reach(String name, Map<String, Position> begin, Map<String, Long> waiting, Long maxBytes) {
-    long start = begin.get(name).offset();
-    Map<String, Object> query = new LinkedHashMap<>();
-    query.put("start", start);
-    query.put("end", start + waiting.get(name));
-    query.put("max_bytes", maxBytes);
-    JsonNode found = untilAvailable(
-        () -> broker.get("/v1/streams/" + Broker.inPath(name) + "/extent", query));
-    JsonNode bytes = found.path("bytes");
-    return new Object[] {
-      found.path("end").asLong() - start, bytes.isIntegralNumber() ? Long.valueOf(bytes.asLong()) : null
-    };
+    Position at = begin.get(name);
+    Range whole = new Range(name, at.id(), at.offset(), at.offset() + waiting.get(name), isOpen(at));
+    for (long start = whole.start(); start < whole.end(); ) {
+      Map<String, Object> query = new LinkedHashMap<>();
+      query.put("start", start);
+      query.put("end", whole.end());
+      query.put("max_bytes", maxBytes);
+      try {
+        JsonNode found = untilAvailable(
+            () -> broker.get("/v1/streams/" + Broker.inPath(name) + "/extent", query));
+        JsonNode bytes = found.path("bytes");
+        return new Object[] {
+          found.path("end").asLong() - whole.start(),
+          bytes.isIntegralNumber() ? Long.valueOf(bytes.asLong()) : null
+        };
+      } catch (NatslogException error) {
+        long first = whole.leftFrom(start, whole.end(), error);
+        if (first == start) {
+          throw error;
+        }
+        start = first;
+      }
+    }
+    return new Object[] {whole.rows(), 0L};
   }
 
   /** Where reading can continue; the range before it is reported as lost. */
@@ -301,6 +328,10 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     if (!state.id().equals(at.id())) { // restored from an export: the same messages at the same offsets
       long offset = Math.min(at.offset(), validTo);
       found = new Position(state.id(), offset, offset);
+    }
+    if (found.offset() < state.start() && isOpen(found)) {
+      open.add(new Begun(found.id(), state.start()));
+      return new Position(found.id(), state.start(), found.start() == null ? null : Long.valueOf(state.start()));
     }
     if (found.offset() < state.start()) {
       Loss.report(settings, state.name(), found.offset(), state.start(), Loss.REMOVED);
@@ -426,7 +457,7 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     if (high < end) {
       Loss.shorter(settings, name, Math.max(low, high), end, high);
     }
-    return new Range(name, state.id(), low, high);
+    return new Range(name, state.id(), low, high, isOpen(new Position(last.id(), low, null)));
   }
 
   @Override
