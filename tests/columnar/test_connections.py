@@ -296,8 +296,8 @@ def test_body_that_stops_is_an_error(spark: SparkSession, relay: Relay) -> None:
 def test_body_that_drips_is_an_error(spark: SparkSession, relay: Relay) -> None:
     def dripping(peer: socket.socket) -> None:
         data = with_length()
-        peer.sendall(data[: len(data) - 4000])
-        for at in range(len(data) - 4000, len(data)):
+        peer.sendall(data[: len(data) - 300])
+        for at in range(len(data) - 300, len(data)):
             peer.sendall(data[at : at + 1])
             if relay.stopped.wait(0.05):
                 return

@@ -83,7 +83,9 @@ def test_who_has_no_credentials_takes_no_place_learns_nothing_and_leaves_few_lin
             eventually(lambda: all(map(has_ended, unfinished)), ENDS_WITHIN_S, "all of them have ended")
         for address in addresses:
             for method, path in CALLS:
-                there, elsewhere = (answer(broker, address, context, method, path, one) for one in ("orders", "no"))
+                there, elsewhere = (
+                    answer(broker, address, context, method, path, one) for one in ("orders", "nowhere-to-be-found")
+                )
                 assert there == elsewhere, f"{method} {path} tells that a stream exists"
         admin.delete_stream("orders")
         lines = [line for line in broker.output().splitlines() if "natslog.audit" in line]

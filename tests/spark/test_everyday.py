@@ -59,9 +59,9 @@ def read_offsets(spark: SparkSession, **options: str) -> list[int]:
 def test_messages_that_expire_before_they_are_read_are_not_missing_in_a_read_from_the_start(
     spark: SparkSession, broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str, folder: Path
 ) -> None:
-    client.create_stream(name, name, max_age="1s", dedupe_window="1s")
+    client.create_stream(name, name, max_age="8s", dedupe_window="1s")
     with publishing(nats_url, name, {}):
-        time.sleep(2)
+        time.sleep(10)
         for at in range(4):
             assert read_offsets(spark, servers=broker.url, stream=name), "a batch read"
             drain(spark, folder / str(at), servers=broker.url, stream=name, maxBytesPerTrigger="1MiB")
