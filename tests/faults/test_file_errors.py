@@ -39,8 +39,10 @@ ERRORS = {
 }
 FAILS_FOR_S = 0.4
 RECORDED_FOR_S = 20.0
-BY_DESIGN = ("natslog.consensus.",)
-"""A broker that cannot store the metadata that it has promised to others stops (ADR 2), and says so."""
+BY_DESIGN = "natslog.node.metadata.raft_"
+"""A broker whose disk does not store what it has to promise to other brokers stops, and says so: only a new start shows
+what is stored. It waits for file descriptors, and has a reserve of space.
+"""
 SETTINGS = {"segment_bytes": "64KiB", "retention_interval": "300ms", "scrub_interval": "2s"}
 
 
@@ -195,12 +197,13 @@ def test_an_error_of_any_file_operation_stops_no_broker(tmp_path: Path, part: in
     with loaded(tmp_path) as (load, faults):
         broker = load.broker
         time.sleep(RECORDED_FOR_S)
-        places = [one for one in places_of(faults) if not one.split()[1].startswith(BY_DESIGN)]
-        assert len(places) > 40, places
+        places = places_of(faults)
+        assert len(places) > 100, places
         problems = []
         for place in places:
             for number in errors_of(place)[part : part + 1]:
-                problems += fails_and_goes_on(load, faults, place, number)
+                if BY_DESIGN not in place or number == errno.EMFILE:
+                    problems += fails_and_goes_on(load, faults, place, number)
         assert not problems, "\n\n".join(problems)
         assert not load.bugs
         load.stopping.set()

@@ -61,7 +61,10 @@ class DiskReserve:
 
     def has_room_now(self) -> bool:
         """Does not block, and does not notice a quota."""
-        return self.has_room and self._free_bytes() >= _MARGIN_BYTES
+        try:
+            return self.has_room and self._free_bytes() >= _MARGIN_BYTES
+        except OSError:  # the figure is missing, and perhaps not the space: a write will show that
+            return self.has_room
 
     def refill(self) -> None:
         """Restores its full size if there is space for it and for the margin. Raises OSError, but not for lack of

@@ -8,12 +8,16 @@ files are valid until `hard-state` names the new one.
 A full disk. A save on a full disk uses space from the reserve, if there is one: the result of the failed attempt is
 read again, as after a crash, and the save is repeated.
 
+Too many open files. The save is repeated for half a minute, in the same way.
+
 Invariant. Any other OSError is final: the state on disk is then known only after the folder is opened again.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +33,9 @@ from natslog.node.metadata.raft_stored import FILES, Stored, damage, read
 from natslog.node.metadata.raft_wal import MANIFEST_VERSION, ROOM_BYTES, Manifest, RaftWal
 
 logger = logging.getLogger("natslog.raft")
+
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_DESCRIPTORS_WITHIN_S, _DESCRIPTORS_POLL_S = 30.0, 0.05
 
 
 class RaftStore:
@@ -160,7 +167,12 @@ class RaftStore:
                 self._make_room(error)
 
     def _make_room(self, error: OSError) -> None:
-        """Raises this error if it is not a lack of space, or if no reserve is left."""
+        """Waits for file descriptors if none is left. Raises this error if that takes too long, or if it is neither
+        that nor a lack of space, or if no reserve is left.
+        """
+        if error.errno in _NO_DESCRIPTORS and time.monotonic() < self._wait_until_s:
+            time.sleep(_DESCRIPTORS_POLL_S)
+            return
         if error.errno not in NO_ROOM or self._reserve is None or not self._reserve.release():
             raise error
 
@@ -179,6 +191,7 @@ class RaftStore:
         if self._failure:
             raise StorageFailed(f"{self._folder} accepts no more writes: {self._failure}", folder=str(self._folder))
         self._failure = "a previous write did not complete"
+        self._wait_until_s = time.monotonic() + _DESCRIPTORS_WITHIN_S
         try:
             yield
         except OSError as error:
