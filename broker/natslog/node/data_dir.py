@@ -77,6 +77,10 @@ def stream_id_of(folder: Path) -> str:
     return folder.name.removesuffix(_REMOVED).rpartition(".")[2]
 
 
+OF_FILE_SYSTEM = "lost+found"
+"""What a new file system contains that is mounted as the data folder, or as its folder `streams`."""
+
+
 def folders_by_id(streams: Path) -> dict[str, Path]:
     """The folders of logs, by the ids of their streams.
 
@@ -229,7 +233,8 @@ class DataDir:
 
     def _is_used(self) -> bool:
         """A start stores `broker` before any of these."""
-        return (self.path / "life").exists() or self.raft.exists() or any(self.streams.iterdir())
+        has_streams = any(one.name != OF_FILE_SYSTEM for one in self.streams.iterdir())
+        return (self.path / "life").exists() or self.raft.exists() or has_streams
 
     def _rebuilt_identity(self, broker_id: int) -> Identity:
         """`broker` is missing: the folder's id is stored in `life`, and the cluster in the metadata log, which also

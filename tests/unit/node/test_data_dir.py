@@ -25,6 +25,15 @@ def test_folder_is_claimed_and_found_again(tmp_path: Path) -> None:
     second.release()
 
 
+@pytest.mark.parametrize("mounted", [".", "streams"])
+def test_new_file_system_that_is_mounted_is_an_unused_folder(tmp_path: Path, mounted: str) -> None:
+    (tmp_path / "data" / mounted / "lost+found").mkdir(parents=True)
+    DataDir(tmp_path / "data", 1).release()
+    (tmp_path / "used" / "streams" / "orders.0").mkdir(parents=True)
+    with pytest.raises(CorruptLog, match="was used before"):
+        DataDir(tmp_path / "used", 1)
+
+
 def test_folder_of_another_broker_is_refused(tmp_path: Path) -> None:
     DataDir(tmp_path, 1).release()
     with pytest.raises(DataDirError, match="belongs to broker 1, but this is broker 2"):

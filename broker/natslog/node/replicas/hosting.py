@@ -25,7 +25,7 @@ from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, stream_of_companion
 from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
-from natslog.node.data_dir import DataDir, stream_id_of
+from natslog.node.data_dir import OF_FILE_SYSTEM, DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.pieces import piece
@@ -332,7 +332,7 @@ class Hosting:
     def warn_of_strays(self, state: Metadata) -> None:
         known = {record.id for record in state.streams.values()} | {one.id for one in state.tombstones.values()}
         for folder in sorted(self._data_dir.streams.iterdir()):
-            if stream_id_of(folder) not in known:
+            if folder.name != OF_FILE_SYSTEM and stream_id_of(folder) not in known:
                 logger.warning(
                     "%s belongs to no known stream; it is not changed",
                     folder,
