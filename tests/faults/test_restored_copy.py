@@ -23,8 +23,10 @@ LAST = [b"last %d" % at for at in range(100)]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with running_cluster(tmp_path / "cluster", settings={"retention_interval": "500ms"}) as cluster:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The parameter, if there is one: whether requests need a token."""
+    settings, is_secured = {"retention_interval": "500ms"}, getattr(request, "param", False)
+    with running_cluster(tmp_path / "cluster", settings=settings, is_secured=is_secured) as cluster:
         yield cluster
 
 
@@ -130,6 +132,7 @@ def test_member_with_a_copy_of_the_life_before_is_refused_until_it_is_replaced(c
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("cluster", [False, True], indirect=True, ids=["open", "secured"])
 def test_member_with_a_copy_of_an_earlier_life_is_refused_and_says_so(cluster: Cluster) -> None:
     """Not the life right before the registered one, as in the test above: that number is registered for a copy, too."""
     outdated = follower(cluster, set_up(cluster, 2))

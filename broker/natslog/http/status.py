@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from aiohttp import web
 
-from natslog.errors import natslog_version
+from natslog.errors import NotReady, Starting, natslog_version
 from natslog.http import shapes
 from natslog.http.access import access, rights_of
 from natslog.http.context import BROKER
@@ -33,7 +35,10 @@ async def readyz(request: web.Request) -> web.Response:
         if (problem := stream.problem or stream.scrub_problem) is not None
     }
     body = shapes.Readiness(status="ready" if reason is None else "not ready", reason=reason)
-    if rights_of(request).may("monitor"):  # names of streams are for those who may see them
+    may_see_streams = False
+    with suppress(Starting, NotReady):  # who may is not known yet
+        may_see_streams = rights_of(request).may("monitor")
+    if may_see_streams:
         body.streams_with_problems = troubled
         body.warnings = clock_warnings(list(broker.streams.values()))
         if broker.leaf_state == "down":
