@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, NatslogError, NotFound
+from natslog.errors import FILE_ERRORS, FileUnavailable, InvalidRequest, NatslogError, NotFound
 from natslog.log_events import event
 
 logger = logging.getLogger("natslog.http")
@@ -19,7 +19,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A `NatslogError` becomes a JSON error; a bug becomes a 500 with the traceback in the log."""
+    """A `NatslogError` becomes a JSON error, and so does a file that cannot be used now; a bug becomes a 500 with the
+    traceback in the log.
+    """
     try:
         return await handler(request)
     except NatslogError as error:
@@ -39,6 +41,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         response.force_close()
         return response
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FILE_ERRORS:
+            return error_response(FileUnavailable.of(error))
         logger.exception(
             "%s %s failed",
             request.method,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from natslog.errors import StorageFull
+from natslog.errors import StorageFull, StorageUnavailable
 
 _ROOM_HOLDS_S = 0.1
 _CLEAR_PART = 100
@@ -96,12 +96,12 @@ class DiskRoom:
         """Reads the free space again when a part of it was used, or other processes had time to use it.
 
         Raises:
-            StorageFull: too little is free.
+            StorageFull: too little is free. StorageUnavailable: how much is free cannot be read.
         """
         self._unchecked_bytes += incoming_bytes
         now_s = time.monotonic()
         if now_s >= self._check_at_s or self._unchecked_bytes >= self._room_bytes // 16:
-            self._room_bytes = free_bytes(self._folder) - self._min_free_bytes
+            self._room_bytes = self._free_bytes() - self._min_free_bytes
             self._check_at_s, self._unchecked_bytes = now_s + _ROOM_HOLDS_S, 0
             if self._room_bytes < 2 * incoming_bytes:
                 self._check_at_s = 0.0
@@ -112,8 +112,18 @@ class DiskRoom:
         """The same for one file of this size that takes the place of another, whatever was found before. From any
         thread.
         """
-        if free_bytes(self._folder) < self._min_free_bytes + size_bytes:
+        if self._free_bytes() < self._min_free_bytes + size_bytes:
             raise self.full()
+
+    def _free_bytes(self) -> int:
+        try:
+            return free_bytes(self._folder)
+        except OSError as error:
+            raise StorageUnavailable(
+                f"the free space of {self._folder} cannot be read ({error.strerror or error}), and nothing was "
+                "written: check the disk and the kernel log",
+                file=str(self._folder),
+            ) from error
 
     def full(self) -> StorageFull:
         return StorageFull(

@@ -16,6 +16,7 @@ from natslog.errors import BrokerUnavailable, ErasureNotFound, NatslogError
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
+from natslog.node.threads import in_thread
 
 _ASK_WITHIN_S = 5.0
 
@@ -55,7 +56,7 @@ class Receipts:
             "requested_us": known.requested_us,
             "files": msgspec.to_builtins(receipt.files),
             "completed_us": receipt.completed_us,
-            "remaining": _kept_damaged(log.folder),
+            "remaining": await in_thread(self._hosting.services.readers, _kept_damaged, log.folder),
         }
 
     async def everywhere(self, record: StreamRecord, erasure_id: str) -> list[ReplicaReceipt]:
