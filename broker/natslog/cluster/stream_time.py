@@ -173,7 +173,7 @@ class ExpiryClock:
             self._jump_us = 0
             self.time_us = max(self.time_us, target_us)
         else:
-            self._jump_us = max(self._jump_us, ahead_us)
             self.time_us = min(target_us, held_us + self._jump_us * passed_us // JUMP_FOLLOWED_WITHIN_US)
+            self._jump_us = max(self._jump_us, ahead_us)  # followed from now on
         self._elapsed_us, self._is_first = max(self._elapsed_us, reading.elapsed_us), False
         return self.time_us

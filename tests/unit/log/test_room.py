@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from natslog.errors import StorageFull
+from natslog.errors import StorageFull, StorageUnavailable
 from natslog.log import LogOptions, StoreLimit
 from natslog.log.segment import ActiveSegment
 from tests.conftest import open_log, rows
@@ -97,3 +98,17 @@ def test_a_refusal_of_more_than_fits_does_not_hold_for_ever() -> None:
     for used_bytes, has_room in ((600, False), (500, True)):
         store.measured(used_bytes, store.taken_bytes)
         assert store.has_room == has_room
+
+
+def test_free_space_that_cannot_be_read_is_no_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(tmp_path / "log", LogOptions(min_free_bytes=1))
+
+    def failing(folder: Path) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("natslog.log.room.free_bytes", failing)
+        with pytest.raises(StorageUnavailable, match="Input/output error"):
+            log.append(rows([b"v"]), 1)
+    assert log.append(rows([b"v"]), 1)[0] == 0
+    log.close()

@@ -138,3 +138,40 @@ def test_what_must_not_expire_early_is_stamped_with_the_later_clock(machine: Mac
         machine.ahead_s = own_s
         broker.tick()
         assert broker.clock.latest_us() / 1e6 - machine.true_s == pytest.approx(latest_s, abs=0.01)
+
+
+def test_messages_expire_by_the_time_of_a_majority_and_not_at_once_after_a_jump_of_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    broker = machine.broker(tmp_path, 2, 3)
+    time = stream_time(broker, machine.true_s - 5)
+
+    def late_s() -> float:
+        """How far expiry is behind the right time."""
+        return machine.true_s - time.expiry_us() / 1e6
+
+    broker.after(60)
+    assert late_s() == pytest.approx(0, abs=0.01)
+    broker.others_s = {2: None, 3: None}
+    broker.after(20)
+    assert late_s() == pytest.approx(late_s(), abs=0.01)
+    assert late_s() >= 15, "while no majority is known, nothing expires"
+    broker.others_s = {2: HOUR_S, 3: HOUR_S}
+    broker.after(10)
+    assert late_s() == pytest.approx(0, abs=0.01), "at once only as far as time has passed"
+    broker.after(10)
+    assert late_s() == pytest.approx(-10 * HOUR_S / 300, abs=1), "a majority that jumped is followed within minutes"
+    broker.others_s = {2: 0.0, 3: 0.0}
+    broker.after(1)
+    before_us = time.expiry_us()
+    broker.after(60)
+    assert time.expiry_us() == before_us, "corrected: nothing more expires before it is that time"
+    broker.after(300)
+    assert late_s() == pytest.approx(0, abs=0.01)
+
+
+def test_after_a_start_of_a_process_messages_expire_at_once(machine: Machine, tmp_path: Path) -> None:
+    machine.broker(tmp_path, 2, 3).after(HOUR_S)
+    newest_s = machine.true_s - HOUR_S / 2
+    again = machine.broker(tmp_path, 2, 3)
+    assert stream_time(again, newest_s).expiry_us() / 1e6 == pytest.approx(machine.true_s, abs=0.01)

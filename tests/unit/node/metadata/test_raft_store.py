@@ -29,6 +29,7 @@ from natslog.consensus.types import Entry, HardState, Index, Member, Membership,
 from natslog.errors import CorruptLog, DataDirError, StorageFailed
 from natslog.log.checked_file import write_checked
 from natslog.model import BrokerId
+from natslog.node.metadata import raft_store
 from natslog.node.metadata.raft_store import RaftStore
 
 Files = dict[str, bytes]
@@ -492,6 +493,41 @@ def test_error_in_any_step_is_final_and_loses_nothing_that_was_returned(
             return
         assert "Input/output error" in failure.message
         assert may_be_found(state_of(open_small(folder)), now, change)
+    pytest.fail("no run went through")
+
+
+@pytest.mark.parametrize("has_more_later", [True, False])
+def test_too_many_open_files_are_waited_for_and_lose_nothing(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, has_more_later: bool
+) -> None:
+    monkeypatch.setattr(raft_store, "_DESCRIPTORS_POLL_S", 0.001)
+    monkeypatch.setattr(raft_store, "_DESCRIPTORS_WITHIN_S", 30.0 if has_more_later else 0.01)
+    for failing_step in range(0, 1_000, 1 if has_more_later else 7):
+        chance, folder = random.Random(1), memory / f"store{failing_step}"
+        folder.mkdir()
+        now, steps_left, failures = State(), failing_step, 3 if has_more_later else 10**9
+
+        def fail(what: str) -> None:
+            nonlocal steps_left, failures
+            steps_left -= 1
+            if steps_left < 0 < failures:
+                failures -= 1
+                raise OSError(errno.EMFILE, f"Too many open files in {what}")
+
+        with watched(Disk(folder, fail), monkeypatch):
+            store = open_small(folder)
+            try:
+                for _ in range(8):
+                    change = random_change(chance, now)
+                    change.apply_to(store)
+                    now = now.after(change)
+            except StorageFailed:
+                assert not has_more_later
+                continue
+        assert state_of(open_small(folder)) == now
+        if steps_left >= 0:
+            assert failing_step > 30, "every step of a whole run had its turn"
+            return
     pytest.fail("no run went through")
 
 
