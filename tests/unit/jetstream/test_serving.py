@@ -10,7 +10,7 @@ import pytest
 
 from natslog.errors import CorruptLog, FileUnavailable, NatslogError
 from natslog.jetstream.consumers import serving as serving_module
-from natslog.jetstream.consumers.serving import ConsumersServing
+from natslog.jetstream.consumers.serving import ConsumerServing
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_consumers_that_cannot_be_begun_now_are_tried_again(
     async def run() -> None:
         stream: Any = SimpleNamespace(name="orders", has_companion_records=True)
         led: Any = Led()
-        serving: Any = object.__new__(ConsumersServing)
+        serving: Any = object.__new__(ConsumerServing)
         serving._turn = asyncio.Lock()
         serving._led = SimpleNamespace(get=lambda one: led if one is stream else None)
         async with asyncio.timeout(30):
