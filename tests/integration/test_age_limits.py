@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -78,4 +79,4 @@ def test_no_reader_of_any_replica_gets_a_message_long_after_its_time(
         assert len(of_broker) > 20
         punctual = sum(one <= LATE_S for one in of_broker)
         assert punctual > len(of_broker) / 2, "a busy machine may be late for a moment, not for most of the time"
-        assert min(of_broker) > -AGE_S
+        assert statistics.median(of_broker) > -0.3, "nor hidden long before its time"

@@ -23,7 +23,7 @@ import msgspec
 import urllib3
 
 from natslog import tracing
-from natslog.client.bounded import BoundedPools, most_bytes
+from natslog.client.bounded import MOST_BODY_BYTES, BoundedPools, most_bytes
 from natslog.client.credentials import Members, origin_of, read_token
 from natslog.client.epochs import LeaderEpochs, stated_in
 from natslog.config import DEFAULT_SERVER_URL
@@ -59,8 +59,6 @@ _TOKEN_NOT_SENT = (
     "%s requires credentials, but the token was not sent to it: it is not one of the configured servers, and none of "
     "them lists it as a member with the same URL scheme; add it to the servers"
 )
-MOST_BODY_BYTES = 136 * 1024 * 1024
-"""Of a response: what is asked for at once (8 MiB), and one batch more (128 MiB at most)."""
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
@@ -214,7 +212,6 @@ class Asker:
         """
         servers = self._most_promising_first(dict.fromkeys([*prefer, *self.servers]))
         named = dict(headers)
-        most_bytes.set(most_body_bytes)
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
         problem, answered, attempt, started, asked_to_wait_s = "", "", 0, time.monotonic(), 0.0
@@ -231,6 +228,7 @@ class Asker:
                 try:
                     share_s = self._left_for_first_s() / (len(servers) - place)  # one that hangs leaves time for others
                     within_s = min(timeout_s or self.options.timeout_s, max(_LEAST_TIMEOUT_S, share_s))
+                    most_bytes.set(most_body_bytes)  # each time: the judge may have sent another request
                     response = self._send(method, server + path, query, body, within_s, named)
                     _silent_until.pop(server, None)
                     self._has_answered, status = True, response.status

@@ -21,7 +21,10 @@ from natslog.errors import CorruptAnswer
 LEAST_BYTES_PER_S = 1024
 """What a broker sends at least, on average over the time limit of one response."""
 
-most_bytes: ContextVar[int] = ContextVar("most_bytes")
+MOST_BODY_BYTES = 136 * 1024 * 1024
+"""Of a response: what is asked for at once (8 MiB), and one batch more (128 MiB at most)."""
+
+most_bytes: ContextVar[int] = ContextVar("most_bytes", default=MOST_BODY_BYTES)
 """Of the next response in this context, with its head."""
 
 

@@ -26,6 +26,7 @@ from natslog.arrow.batch_metadata import MOST_ROWS_BYTES
 from natslog.client.answers import Asked, Fetched, number_of, rows_of
 from natslog.client.appending import AppendAsker
 from natslog.client.asking import ClientOptions, Facts, RedirectFailed, leader_epochs, parse_servers
+from natslog.client.bounded import MOST_BODY_BYTES, most_bytes
 from natslog.client.consume_options import ConsumeOptions
 from natslog.client.consuming import Consumer
 from natslog.client.credentials import origin_of
@@ -44,6 +45,7 @@ from natslog.errors import (
     NatslogError,
     NotFound,
     NotLeader,
+    OffsetOutOfRange,
     PayloadTooLarge,
     StreamRecreated,
 )
@@ -117,9 +119,10 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         """The response of the broker at `url` to a GET, with any status; None without a response. It is not repeated,
         and gets the token by the same rule as all requests.
         """
+        most_bytes.set(MOST_BODY_BYTES)
         try:
             return self._send("GET", url + path, query, None, within_s, {})
-        except (RedirectFailed, urllib3.exceptions.HTTPError, OSError):
+        except (RedirectFailed, CorruptAnswer, urllib3.exceptions.HTTPError, OSError):
             return None
 
     def create_stream(self, name: str, subject: str | Sequence[str], **settings: Any) -> dict[str, Any]:
@@ -438,9 +441,18 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         info = self.position(name)
         at, end = self.start_offset(name, start, info), int(info["high_watermark"]) if end is None else end
         while True:
-            page = self.search_page(
-                name, start=at, end=end, limit=FOUND_OF_A_PAGE, value_bytes=FOUND_VALUE_BYTES, **query
-            )
+            try:
+                page = self.search_page(
+                    name, start=at, end=end, limit=FOUND_OF_A_PAGE, value_bytes=FOUND_VALUE_BYTES, **query
+                )
+            except OffsetOutOfRange as error:  # retention removes what was not searched yet
+                first = error.facts.get("log_start_offset")
+                if start != "earliest" or not isinstance(first, int) or first <= at:
+                    raise
+                at = first
+                if at >= end:
+                    return
+                continue
             on_page(page)
             for run in runs_of(page.messages):
                 if isinstance(run, int):

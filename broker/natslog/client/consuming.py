@@ -405,7 +405,7 @@ class Consumer:
     def _continue_at_log_start(self, info: dict[str, Any], error: NatslogError) -> None:
         start, end = self._position, int(info["log_start_offset"])
         if not self._has_position:  # nothing was consumed yet: nothing is missing in what is consumed
-            if isinstance(self._options.start, int):
+            if isinstance(self._options.start, int) and self._options.on_data_loss == "fail":
                 raise error
             self._move(info)
             return

@@ -161,14 +161,15 @@ class ExpiryClock:
 
         Args:
             stream_us: stream time, which stays ahead when clocks were ahead. reading: the clocks now. steady_us: for
-                how long this broker's wall clock has not jumped. So much time may have passed before this broker had
-                the stream.
+                how long this broker's wall clock has not jumped. So much time, as far as that clock shows it, may have
+                passed before this broker had the stream.
         """
         target_us = min(stream_us, reading.wall_us if reading.agreed_us is None else reading.agreed_us)
         passed_us = max(0, reading.elapsed_us - self._elapsed_us)
         held_us = self.time_us + passed_us
         ahead_us = target_us - held_us
-        is_known = self._is_first and (not self.time_us or ahead_us <= steady_us)
+        has_passed_here = ahead_us <= steady_us and target_us <= reading.wall_us + _JUMP_US
+        is_known = self._is_first and (not self.time_us or has_passed_here)
         if ahead_us <= _JUMP_US or is_known:
             self._jump_us = 0
             self.time_us = max(self.time_us, target_us)

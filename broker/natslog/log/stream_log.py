@@ -57,7 +57,7 @@ from natslog.log.room import DiskRoom, StoreLimit
 from natslog.log.scrub import ScrubProgress
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
-from natslog.log.stored_ids import KeptIds, NewestIds, StoredIds, ids_in, is_older, newest_ids
+from natslog.log.stored_ids import KeptIds, NewestIds, StoredIds, as_damage, ids_in, is_older, newest_ids
 from natslog.log.subject_index import SubjectIndex
 from natslog.log.visibility import UNKNOWN, Visibility
 from natslog.log.visible_size import VisibleSize
@@ -624,8 +624,17 @@ class StreamLog:
         return newest_ids(self.chain, self.reader, self.kept_ids, oldest_us)
 
     def ids_from(self, offset: int) -> tuple[StoredIds, CorruptLog | None]:
-        """Those of the rows from this offset on, and the first damage that hid some."""
-        return ids_in(self.chain, self.reader, offset, self.log_end_offset)
+        """Those of the rows from this offset on, also of rows that have gone since, and the first damage that hid
+        some.
+        """
+        found, damage = ids_in(self.chain, self.reader, offset, self.log_end_offset)
+        try:
+            kept = self.kept_ids.read()  # at last, as in `newest_ids`
+        except (CorruptLog, OSError) as error:
+            return found, damage or as_damage(error)
+        later = kept.offsets >= offset
+        gone = StoredIds(kept.ids[later], kept.offsets[later], kept.times_us[later])
+        return StoredIds.joined([found, gone]), damage
 
     def adopt_ids(self, found: StoredIds) -> None:
         """Those that the leader keeps. Raises OSError: they could not be stored."""

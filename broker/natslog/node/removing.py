@@ -42,6 +42,7 @@ logger = logging.getLogger("natslog.node")
 _EVERY_S = 1.0
 _LEAST_PAUSE_S = 0.05
 _OTHERS_WAIT_S = 0.2
+_STREAMS_AT_ONCE = 64
 _OFFSETS_OF_A_RECORD = 1 << 22
 """A bitmap of so many offsets takes at most 0.5 MiB."""
 _RECORDS_AT_ONCE = 32
@@ -139,7 +140,9 @@ class Removing:
         for stream in self._oldest.keys() - set(streams):
             del self._oldest[stream]
         self._due_s.clear()
-        for stream in streams:
+        for number, stream in enumerate(streams):
+            if number % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # what else the broker does has its turn
             log = stream.log
             if log is None:
                 continue
@@ -151,9 +154,11 @@ class Removing:
     async def _begin(self, stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], Awaitable[None]]) -> None:
         """Returns when it is done, or goes on beside the others."""
         self._due_s.pop(stream, None)
-        log = stream.log
-        if log is None or stream in self._slow:
+        log, slow = stream.log, self._slow.get(stream)
+        if log is None or (slow is not None and not slow.done()):
             return
+        if slow is not None:
+            _check(self._slow.pop(stream))
         task = asyncio.create_task(self._served(stream, log, work), name=f"removals of {stream.name}")
         await asyncio.wait([task], timeout=_OTHERS_WAIT_S)
         if not task.done():

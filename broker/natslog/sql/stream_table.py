@@ -22,7 +22,7 @@ from pyarrow import acero
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.client import FETCH_BYTES, NatslogClient
-from natslog.client.reading_ahead import Fetch, ReadAhead, fetch_what_is_left
+from natslog.client.reading_ahead import ReadAhead
 from natslog.errors import NatslogError, OffsetOutOfRange
 from natslog.sql.pushed import can_hold, columns_of, number_bounds, subject_pattern
 from natslog.subjects import includes
@@ -165,7 +165,7 @@ class _Scanner:
         return self._reads.client.offset_at(self._extent.name, format_timestamp_us(timestamp_us))[0]
 
     def _parts(self, start: int, end: int, pattern: str | None, columns: list[str]) -> Iterator[pa.Table]:
-        fetch: Fetch = partial(
+        fetch = partial(
             self._reads.client.fetch,
             self._extent.name,
             end=end,
@@ -175,8 +175,6 @@ class _Scanner:
             max_decoded_bytes=FETCH_BYTES,
         )
         stopping = self._reads.stopping
-        if start == self._extent.start:
-            fetch = partial(fetch_what_is_left, fetch, end)
         ahead = ReadAhead(fetch, self._extent.name, start, end, FETCH_BYTES)
         while ahead.coming is not None:
             awaited: list[Future[Any]] = [ahead.coming, stopping]

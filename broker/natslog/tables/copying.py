@@ -229,6 +229,7 @@ class _Copying:
         self._stored = table.reload()
         self._rows = self._row_maker()
         self._commits = 0
+        self._is_new = self._stored is None
         if self._stored is None:  # a process that is killed before its first commit begins here again
             self._write(first_schema(options).empty_table(), MESSAGE_SCHEMA.empty_table(), position)
 
@@ -240,7 +241,7 @@ class _Copying:
         options, stopping = self._options, self._stopping
         consumer = self._client.consume(
             self._position.stream,
-            start=self._position.offset,
+            start="earliest" if self._is_new and options.start == "earliest" else self._position.offset,
             follow=options.follow,
             on_data_loss=options.on_data_loss,
             subject=options.subject,

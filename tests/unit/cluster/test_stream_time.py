@@ -234,7 +234,7 @@ def test_readings_that_arrive_out_of_order_do_no_harm(one: int, other: int) -> N
 
 def expiry_us(clock: ExpiryClock, clocks_us: int, elapsed_us: int, steady_us: int = 0, stream_us: int = 0) -> int:
     """Where the brokers agree on this time, and stream time is it, or later."""
-    reading = ClockReading(TRUE, elapsed_us, clocks_us)
+    reading = ClockReading(clocks_us, elapsed_us, clocks_us)
     return clock.advance(max(stream_us, clocks_us), reading, steady_us)
 
 
@@ -272,6 +272,11 @@ def test_after_a_start_the_time_that_the_own_clock_was_steady_for_counts_as_pass
     for steady_us, time_us in [(HOUR, TRUE + HOUR), (HOUR - 1, TRUE)]:
         assert expiry_us(ExpiryClock(TRUE, 0), TRUE + HOUR, 0, steady_us) == time_us
     assert expiry_us(ExpiryClock(0, 0), TRUE, 0) == TRUE, "a stream without messages"
+
+
+def test_a_majority_that_jumped_is_not_followed_at_once_by_a_new_leader_whose_steady_clock_did_not() -> None:
+    clock = ExpiryClock(TRUE, 0)
+    assert clock.advance(TRUE + 24 * HOUR, ClockReading(TRUE, 0, TRUE + 24 * HOUR), 240 * HOUR) == TRUE
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * HOUR), st.integers(0, 60 * SECOND)), max_size=40), st.integers(0, HOUR))

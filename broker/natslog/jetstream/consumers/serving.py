@@ -21,7 +21,7 @@ from natslog.node.replicas.stream import HostedStream
 logger = logging.getLogger("natslog.jetstream")
 
 _BEGUN_WITHIN_S = 2.0
-_BEGIN_AGAIN_S = 1.0
+_BEGIN_AGAIN_S, _BEGIN_AGAIN_AT_LEAST_EVERY_S = 1.0, 30.0
 _BEGUN_POLL_S = 0.02
 _AT_ONCE = 100  # consumers, before others get the event loop
 
@@ -117,13 +117,15 @@ class ConsumerServing:
         """As soon as this broker has all committed records of the companion log: the last ones state what was acked.
         What could not be read, or attached, is tried again.
         """
+        pause_s = _BEGIN_AGAIN_S
         while self._led.get(stream) is led:
-            pause_s = _BEGUN_POLL_S
-            if stream.has_companion_records:
-                if await self._has_begun(stream, led):
-                    return
-                pause_s = _BEGIN_AGAIN_S
-            await asyncio.sleep(pause_s)
+            if not stream.has_companion_records:
+                await asyncio.sleep(_BEGUN_POLL_S)
+            elif await self._has_begun(stream, led):
+                return
+            else:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _BEGIN_AGAIN_AT_LEAST_EVERY_S)
 
     async def _has_begun(self, stream: HostedStream, led: LedConsumers) -> bool:
         """False: it has to be tried again."""

@@ -45,6 +45,7 @@ logger = logging.getLogger("natslog.node")
 _TICK_S = 0.25
 _TELL_WITHIN_S = 1.5
 _PREPARE_WITHIN_S = 2.0
+_PREPARED_AT_ONCE = 16
 
 
 class Hosting:
@@ -78,6 +79,7 @@ class Hosting:
         self._seen_version = -1
         self._calm = Calm()
         self._is_closing = False
+        self._preparing = asyncio.Semaphore(_PREPARED_AT_ONCE)
         proposals = Proposals(self.me, group.submit)
         self.services = Services(
             config=config,
@@ -247,8 +249,9 @@ class Hosting:
     async def _prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
         """Best effort: without it, publishers wait until the next leader has read the message ids."""
         try:
-            if (link := self._link_to(to)) is not None:
-                await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
+            async with self._preparing:
+                if (link := self._link_to(to)) is not None:
+                    await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
         except NatslogError as error:
             logger.debug("broker %d did not prepare to lead the stream %s: %s", to, stream_id, error)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, assert_never
 
 from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.cluster.activity import Kind
-from natslog.cluster.features import BATCH_FORMAT_LEVEL, COMPANION_LEVEL
+from natslog.cluster.features import BATCH_FORMAT_LEVEL, COMPANION_LEVEL, STOP_LEVEL
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     BeginEpoch,
@@ -419,7 +419,8 @@ class HostedStream:
 
     async def transfer_leadership(self, to: BrokerId) -> None:
         """Returns when it was transferred, or could not be in time: then this replica remains leader."""
-        if self.is_leading and to != self._replica.me:
+        has_ids = self.record.settings.dedupe_window_s > 0 and self.feature_level >= STOP_LEVEL
+        if has_ids and self.is_leading and to != self._replica.me and to in self.record.isr:
             await self._services.prepare_successor(to, self.id)
         if not self._replica.transfer(to, monotonic_ms()):
             return
@@ -565,6 +566,7 @@ class HostedStream:
                         return companion
                     self._replica.create_companion()
                     self._dispatch_notices()
+                    self._is_quiet = False  # a proposal that is lost is made again by a tick
                     await self.reconciled.wait()
         except TimeoutError as error:
             problem = self.problem
@@ -612,6 +614,7 @@ class HostedStream:
             await self._in_thread(self.usable_log().adopt_ids, found)
         except OSError as error:
             raise storage_error(error, f"stream {self.name!r}: message ids could not be stored") from error
+        self._prepared = None  # it lacks them
         self._replica.adopted_ids(epoch, serial)
 
     async def answered(

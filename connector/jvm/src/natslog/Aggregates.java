@@ -94,7 +94,7 @@ final class Aggregates {
     for (long width = 1; low < high; width *= WIDER) {
       long from = isFirst ? low : Math.max(low, high - width);
       long to = isFirst ? Math.min(high, low + width) : high;
-      long[] edge = rowOf(settings, new Range(range.stream(), range.id(), from, to, false), isFirst);
+      long[] edge = rowOf(settings, new Range(range.stream(), range.id(), from, to, range.isOpen()), isFirst);
       if (edge != null) {
         return edge;
       }
