@@ -19,6 +19,7 @@ MOST_ROWS_BYTES = 128 * 1024 * 1024
 """Of the rows of one batch, uncompressed: what is written, and what a client accepts."""
 
 _RECORD_BATCH = 3
+_VERSION = 4  # V5
 
 
 class BatchMetadata:
@@ -84,6 +85,8 @@ class BatchMetadata:
         Args:
             begin: the eight bytes at a place in the message's body.
         """
+        if self._number(self._root, 4, "<h") != _VERSION:  # Arrow decompresses what an older one states elsewhere
+            raise ValueError("the metadata of the message is not of Arrow's version V5")
         buffers, compression = self._batch.Offset(8), self._batch.Offset(10)
         total = 0
         for at in range(self._batch.VectorLen(buffers) if buffers and compression else 0):

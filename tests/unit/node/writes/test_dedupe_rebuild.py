@@ -229,3 +229,15 @@ def test_nothing_is_prepared_of_a_log_that_cannot_be_read(log, monkeypatch: pyte
 
     monkeypatch.setattr("natslog.log.read_plan.read_at", failing)
     assert prepared_dedupe(60.0, log) is None
+
+
+def test_ids_of_rows_that_went_since_a_window_was_prepared_are_in_it(log) -> None:
+    log.chain.committed = 100
+    prepared = prepared_dedupe(60.0, log)
+    log.chain.committed = log.log_end_offset
+    start = log.chain.segments[-1].base_offset
+    assert log.drop_before(start) > 0
+    assert start > 100
+    window, damage = rebuilt_dedupe(60.0, log, prepared)
+    assert damage is None
+    assert known(window) == list(range(BATCHES))
