@@ -8,8 +8,10 @@ above the high watermark are not returned, and neither are batches that this pro
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,6 +34,39 @@ from natslog.log.visibility import Visibility
 from natslog.model import Split
 
 _INDEXES_KEPT = 64
+_MOST_KNOWN_BATCHES = 32
+
+
+class _KnownTimes:
+    """The timestamps of the batches that were searched last, of all logs: while messages expire one after another, the
+    same batch is searched many times. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[int, int], tuple[Segment, Offsets, Offsets]] = OrderedDict()
+
+    def of(
+        self, segment: Segment, at: int, read: Callable[[Segment, int], tuple[Offsets, Offsets]], *, is_kept: bool
+    ) -> tuple[Offsets, Offsets]:
+        """Offsets and timestamps of the batch of this number in the segment."""
+        key = (id(segment), at)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and known[0] is segment:
+                self._known.move_to_end(key)
+                return known[1:]
+        found = read(segment, at)
+        if is_kept:
+            with self._lock:
+                self._known[key] = (segment, *found)
+                self._known.move_to_end(key)
+                if len(self._known) > _MOST_KNOWN_BATCHES:
+                    self._known.popitem(last=False)
+        return found
+
+
+_known_times = _KnownTimes()
 
 
 class LogReader:
@@ -295,18 +330,23 @@ class LogReader:
         """
         index = segment.index
         first = max(index.first_at_or_after(timestamp_us), index.first_covering(start))
+        for at in range(first, len(index)):
+            is_committed = index.end_offsets[at] <= self._chain.high_watermark  # what is not may be cut, and replaced
+            offsets, times = _known_times.of(segment, at, self._times, is_kept=is_committed)
+            row = max(int(np.searchsorted(times, timestamp_us)), int(np.searchsorted(offsets, start)))
+            if row < len(offsets):
+                return int(offsets[row]), int(times[row])
+        return None
+
+    def _times(self, segment: Segment, at: int) -> tuple[Offsets, Offsets]:
+        """The offsets of a batch, and their timestamps."""
         fd = self._chain.open(segment)
         try:
-            for at in range(first, len(index)):
-                batch = ipc.decode_batch(read_batch(fd, index[at], segment.path))
-                times = batch.column("timestamp").cast(pa.int64()).to_numpy()
-                offsets = batch.column("offset").to_numpy()
-                row = max(int(np.searchsorted(times, timestamp_us)), int(np.searchsorted(offsets, start)))
-                if row < len(offsets):
-                    return int(offsets[row]), int(times[row])
+            batch = ipc.decode_batch(read_batch(fd, segment.index[at], segment.path))
         finally:
             os.close(fd)
-        return None
+        times = batch.column("timestamp").cast(pa.int64())
+        return batch.column("offset").to_numpy().copy(), times.to_numpy().copy()
 
     def lag(self, offset: int) -> Lag:
         """The lag of a reader whose next offset this is; valid for any offset.

@@ -44,7 +44,7 @@ logger = logging.getLogger("natslog.node")
 
 _TICK_S = 0.25
 _TELL_WITHIN_S = 1.5
-_PREPARE_WITHIN_S = 2.0
+_PREPARE_WITHIN_S = 7.0
 _PREPARED_AT_ONCE = 16
 
 

@@ -154,6 +154,7 @@ class HostedStream:
         self._is_transferring = False
         self._has_led = False
         self._prepared: PreparedDedupe | None = None
+        self._preparing = asyncio.Lock()
         self._refusal: NatslogError | None = None  # that of the replica, for other threads
 
     # ---- its state: from the event loop ----
@@ -436,8 +437,9 @@ class HostedStream:
             CorruptLog, FileUnavailable: the log is not open, or cannot be read.
         """
         log, window_s = self.usable_log(), self.record.settings.dedupe_window_s
-        prepared = await in_thread(self._services.readers, prepared_dedupe, window_s, log)
-        self._prepared = prepared
+        async with self._preparing:
+            prepared = await in_thread(self._services.readers, prepared_dedupe, window_s, log)
+            self._prepared = prepared
 
         def forget() -> None:
             if self._prepared is prepared:
@@ -991,7 +993,8 @@ class HostedStream:
             refusal=self.refusal,
             batch_format=lambda: self.batch_format,
         )
-        prepared, self._prepared = self._prepared, None
+        async with self._preparing:  # what was begun is completed sooner than begun again
+            prepared, self._prepared = self._prepared, None
         ingest.dedupe, damage = await self._in_thread(rebuilt_dedupe, record.settings.dedupe_window_s, log, prepared)
         if damage is not None:
             logger.error(
