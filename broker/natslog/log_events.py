@@ -12,6 +12,7 @@ are indented, as no line of an event is; as JSON, it is the field `error`.
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import re
@@ -36,6 +37,9 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 logger = logging.getLogger("natslog")
 
+_ESCAPES = "unicode_escape"
+codecs.lookup(_ESCAPES)  # read from a file at its first use, for which there may be no descriptor then
+
 
 def event(code: str, **fields: object) -> dict[str, object]:
     """What a log call states as `extra`.
@@ -49,7 +53,7 @@ def event(code: str, **fields: object) -> dict[str, object]:
 
 def one_line(text: str) -> str:
     r"""The text without characters that end a line or control a terminal: these become escapes, as in `\n`."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNSAFE.sub(lambda found: found[0].encode(_ESCAPES).decode(), text)
 
 
 class TextLines(logging.Formatter):

@@ -33,6 +33,7 @@ HIGH_WATERMARK_FILE = "hw-checkpoint"
 LOG_START_FILE = "log-start"
 _LOG_START_WIDTH = 48
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class Checkpoints:

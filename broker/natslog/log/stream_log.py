@@ -39,7 +39,7 @@ from natslog.log.batch_encoder import encode_rows
 from natslog.log.batch_index import BatchEntry
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.checked_file import make_folder, sync_folder
-from natslog.log.checkpoints import NO_ROOM, Checkpoints
+from natslog.log.checkpoints import NO_DESCRIPTORS, NO_ROOM, Checkpoints
 from natslog.log.compression import CompressedSizes
 from natslog.log.epoch_file import read_epochs, rebuilt_epochs, write_epochs
 from natslog.log.erasing import ErasedRows, Erasures, RewrittenFile, due_segment, erased, is_in_unsealed
@@ -301,13 +301,19 @@ class StreamLog:
         self._wrote(timestamp_us)
         return base_offset, timestamp_us
 
-    def failed(self, error: OSError) -> StorageFull | StorageFailed:
-        """Space may become free again, so that a new file can be created; any other failed write or fsync is final for
-        this process.
+    def failed(self, error: OSError) -> StorageFull | StorageUnavailable | StorageFailed:
+        """Space may become free again, so that a new file can be created, and so may descriptors, without which no file
+        was opened; any other failed write or fsync is final for this process.
         """
         self._unwritten_bytes = 0
         if error.errno in NO_ROOM:
             return self._room.full()
+        if error.errno in NO_DESCRIPTORS:
+            return StorageUnavailable(
+                f"{self.folder}: a file could not be opened ({error.strerror}), and nothing was written: raise the "
+                "limit of open files of the broker (LimitNOFILE), or close connections",
+                file=str(self.folder),
+            )
         self.failure = StorageFailed(
             f"{self.folder}: writing failed ({error.strerror or error}); the stream accepts no messages until the "
             "broker is restarted and has recovered the log",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from natslog.arrow import ipc
-from natslog.errors import CorruptLog, OffsetOutOfRange
+from natslog.errors import CorruptLog, OffsetOutOfRange, StorageUnavailable
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.model import Epoch
@@ -259,3 +260,22 @@ def test_log_that_begins_anew_says_which_epoch_lay_below(tmp_path: Path) -> None
     copy.close()
     again = open_log(tmp_path / "copy", SMALL)
     assert again.epochs.last_epoch_before(40) == 3
+
+
+def test_too_many_open_files_are_no_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch of the leader could not be stored: nothing was written, and the same batches are appended later."""
+    leader, copy = filled(tmp_path / "leader", 3), open_log(tmp_path / "copy")
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("natslog.log.stream_log.write_epochs", failing)
+        with pytest.raises(StorageUnavailable, match="LimitNOFILE"):
+            copy.append_copies(batches_of(leader))
+    assert (copy.failure, copy.log_end_offset) == (None, 0)
+    copy.append_copies(batches_of(leader))
+    assert copy.log_end_offset == leader.log_end_offset
+    assert copy.epochs.entries == leader.epochs.entries
+    leader.close()
+    copy.close()

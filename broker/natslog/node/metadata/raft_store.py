@@ -15,7 +15,6 @@ Invariant. Any other OSError is final: the state on disk is then known only afte
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import StorageFailed
 from natslog.log.checked_file import sync_folder
+from natslog.log.checkpoints import NO_DESCRIPTORS
 from natslog.log_events import event
 from natslog.node.disk_reserve import NO_ROOM, DiskReserve
 from natslog.node.metadata.raft_files_v1 import LOG_FILE_BYTES, RaftFilesV1
@@ -34,7 +34,6 @@ from natslog.node.metadata.raft_wal import MANIFEST_VERSION, ROOM_BYTES, Manifes
 
 logger = logging.getLogger("natslog.raft")
 
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _DESCRIPTORS_WITHIN_S, _DESCRIPTORS_POLL_S = 30.0, 0.05
 
 
@@ -170,7 +169,7 @@ class RaftStore:
         """Waits for file descriptors if none is left. Raises this error if that takes too long, or if it is neither
         that nor a lack of space, or if no reserve is left.
         """
-        if error.errno in _NO_DESCRIPTORS and time.monotonic() < self._wait_until_s:
+        if error.errno in NO_DESCRIPTORS and time.monotonic() < self._wait_until_s:
             time.sleep(_DESCRIPTORS_POLL_S)
             return
         if error.errno not in NO_ROOM or self._reserve is None or not self._reserve.release():
