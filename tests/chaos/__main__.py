@@ -102,6 +102,7 @@ class Run:
             ("slow disks", is_root and can_slow_down(), "no cgroup v1 with blkio that can be written"),
             ("clocks", clocks, "no libfaketime"),
             ("five brokers", arguments.brokers >= 5, f"there are {arguments.brokers}"),
+            ("a spare broker", arguments.brokers > max(STREAMS.values()), "a stream is on all of them: --brokers 6"),
             ("a disk of streams", is_root, "loop devices need root"),
         )
         self.can = {"": True} | {what: can for what, can, _ in needs}

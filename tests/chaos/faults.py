@@ -252,7 +252,7 @@ KINDS = (
     Kind(pause_and_kill, may_overlap=True),
     Kind(rolling_restart),
     Kind(stop_in_order),
-    Kind(drain_one),
+    Kind(drain_one, "a spare broker"),
     Kind(exhaust_descriptors),
     Kind(transfer),
     Kind(change_members),
