@@ -375,11 +375,15 @@ class Cluster:
         brokers = {one["id"]: (one["role"], one["alive"]) for one in state["brokers"]}
         streams = [one for broker in self.up[:1] for one in broker.json("/v1/streams", timeout_s=5) or []]
         short = [
-            (one["name"], one["leader"], one["leader_epoch"], one["isr"], one.get("problem", {}).get("message"))
+            (
+                *(one[name] for name in ("name", "leader", "leader_epoch", "isr", "replica_ids")),
+                one.get("problem", {}).get("message"),
+                {broker.number: broker.high_watermark(one["name"]) for broker in self.up},
+            )
             for one in streams
             if len(one["isr"]) < len(one["replica_ids"]) or one["leader"] is None
         ]
-        return f"brokers (role, alive): {brokers}; streams (leader, epoch, ISR, problem): {short[:5]}"
+        return f"brokers (role, alive): {brokers}; streams (leader, epoch, ISR, replicas, problem, HWs): {short[:5]}"
 
     def client(self, **options: Any) -> NatslogClient:
         settings = {"retries": 3, "patience_s": 20, "timeout_s": 10, "token": self.brokers[0].token} | options

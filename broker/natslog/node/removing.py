@@ -3,7 +3,7 @@
 Theory of operation. The leader determines exact offsets, and appends them as bitmaps to the companion log of the stream
 (`removed` records). When a record is committed, every replica hides these offsets. So a request is answered when the
 messages are hidden, on stable storage of all in-sync replicas. What has expired by stream time is hidden within some
-tens of milliseconds: the leader looks at every stream once a second, and knows when the next message expires. What is
+tens of milliseconds: the leader looks at every stream once a second, and notes when the next message expires. What is
 past an age limit is the beginning of the log, whose start for readers is moved; the files go later. When newer messages
 hide many older ones in sealed segments (by a limit per subject or by key), their offsets are recorded too: segments are
 rewritten only without recorded messages, and so the same ones on each replica.
