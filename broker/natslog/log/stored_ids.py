@@ -89,14 +89,14 @@ class KeptIds:
     """The file `ids` of a log. From any thread.
 
     Attributes:
-        serial: changes whenever ids were added; 0: there are none.
+        serial: another one whenever ids were added; 0: there are none.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "ids"
         self._lock = threading.Lock()
         self._newest_us = 0
-        self.serial = int(self._path.exists())
+        self.serial = self._last_serial = int(self._path.exists())
 
     def read(self) -> StoredIds:
         """Raises CorruptLog: it is damaged. UpgradeRequired, DataDirError: of a newer version. OSError."""
@@ -119,7 +119,8 @@ class KeptIds:
             if len(kept.offsets):
                 write_checked(self._path, "message-ids", 1, _File(kept.to_bytes()))
                 self._newest_us = int(kept.times_us.max())
-                self.serial += 1
+                self._last_serial += 1
+                self.serial = self._last_serial
 
     def expire(self, oldest_us: int) -> None:
         """Removes the file if all ids in it are older, or none can be read. Raises as `read`, but for damage."""

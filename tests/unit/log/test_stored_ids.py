@@ -18,7 +18,7 @@ from natslog.ingest.dedupe import NEW
 from natslog.log import LogOptions, ReplicaLog, stored_ids
 from natslog.log.erasing import ErasedOffsets
 from natslog.log.removed import offset_set, to_bytes
-from natslog.log.stored_ids import StoredIds
+from natslog.log.stored_ids import KeptIds, StoredIds
 from natslog.model import Epoch
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.wire.message_ids import ids_of_headers
@@ -253,3 +253,14 @@ def moved(log: ReplicaLog, folder: Path) -> ReplicaLog:
             copy.append_copies(batches)
     log.close()
     return copy
+
+
+def test_a_serial_is_never_used_again_so_that_a_follower_takes_over_what_was_added_since(tmp_path: Path) -> None:
+    kept = KeptIds(tmp_path)
+    one = StoredIds(np.ones((1, 2), np.uint64), np.zeros(1, np.int64), np.ones(1, np.int64))
+    kept.add(one, 0)
+    first = kept.serial
+    kept.expire(2)
+    assert kept.serial == 0
+    kept.add(one, 0)
+    assert kept.serial not in (0, first)
