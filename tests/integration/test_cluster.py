@@ -315,6 +315,21 @@ def test_metadata_leadership_is_handed_over(cluster: Cluster) -> None:
     assert cluster.client().cluster()["metadata_leader"] == to
 
 
+def test_metadata_leader_hands_over_before_it_stops(cluster: Cluster) -> None:
+    stopped = cluster.broker(cluster.client().cluster()["metadata_leader"])
+    others = [broker for broker in cluster.brokers if broker is not stopped]
+    terms = {broker.number: broker.json("/v1/cluster")["metadata_term"] for broker in others}
+    stopped.terminate()
+    try:
+        for broker in others:
+            body = broker.json("/v1/cluster")  # at once: an election by time-out takes a second or more
+            assert body["metadata_leader"] in [other.number for other in others]
+            assert body["metadata_term"] == terms[broker.number] + 1
+    finally:
+        stopped.start()
+    cluster.wait_in_sync()
+
+
 @pytest.mark.long
 def test_stopping_broker_gets_no_leadership_back(cluster: Cluster) -> None:
     """The metadata leader, another broker, would transfer every stream back to its preferred leader."""

@@ -209,7 +209,10 @@ class Group:
     def transfer(self) -> None:
         if (leader := self.leader) is not None:
             try:
-                leader.raft.transfer(BrokerId(self.world.random.choice(list(self.nodes))))
+                chosen = BrokerId(self.world.random.choice(list(self.nodes)))
+                if chosen == leader.id:  # as before it stops
+                    chosen = leader.raft.successor(()) or chosen
+                leader.raft.transfer(chosen)
             except (NotMetadataLeader, InvalidRequest):
                 return
             leader.pump()

@@ -346,6 +346,8 @@ class Replica:
             return True
         if self._transfer is None:
             self._transfer = _Transfer(to, now_ms)
+            self.leading.wait_for_nobody()
+            self._reached_by(self.leading)
         return self._transfer.to == to
 
     def leave(self) -> bool:
@@ -849,7 +851,9 @@ class Replica:
     # ---- proposals ----
 
     def _propose_isr(self, role: LeaderReplica) -> None:
-        if (change := role.isr_change(self._now_ms, self._contact_ms)) is not None:
+        change = role.isr_change(self._now_ms, self._contact_ms, may_wait=self._transfer is None)
+        self._reached_by(role)
+        if change is not None:
             self._notices.append(ProposeIsr(change))
 
     def _propose_transfer(self) -> None:

@@ -14,7 +14,8 @@ Invariants:
 `min_isr` are in sync;
 - nothing is exposed by a new leader before HW has reached the start of its epoch;
 - HW is never inside a run (`appended`), nor between the HW that a new leader had and the start of its epoch;
-- a replica is proposed for the ISR only with LEO >= HW and >= the epoch's start, and counts for HW from then on;
+- a replica is proposed for the ISR only with LEO >= HW and >= the epoch's start, and counts for HW from then on. HW
+waits for one that keeps up but is a little behind whenever it requests records;
 - a follower truncates by epoch only, and never below its own high watermark: it stops instead.
 
 Source: KIP-101, KIP-279, KIP-320, KIP-595 (divergence in the fetch answer), KIP-966.
@@ -98,12 +99,13 @@ def judge(
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """A leader's state of a follower, beside its copies (`Track`): its present life, and the version of the record that
-    removed it from the ISR.
+    """A leader's state of a follower, beside its copies (`Track`): its present life, the version of the record that
+    removed it from the ISR, and when HW began to wait for it.
     """
 
     incarnation: str = ""
     out_since_version: int = 0
+    awaited_since_ms: float = float("-inf")
 
 
 class LeaderReplica:
@@ -138,6 +140,7 @@ class LeaderReplica:
         self._version = record.version
         self._proposed: set[BrokerId] = set()  # members of all changes proposed for the record's present version
         self._proposed_ms: float | None = None
+        self._awaited: set[BrokerId] = set()  # followers out of the ISR that HW waits for
         self._advance()
 
     def _others(self, record: StreamRecord) -> list[BrokerId]:
@@ -249,8 +252,10 @@ class LeaderReplica:
 
     @property
     def counted(self) -> frozenset[BrokerId]:
-        """Replicas whose LEO limits HW: the ISR, and the replicas that a change that may still be applied would add."""
-        return frozenset(self.record.isr) | self._proposed
+        """Replicas whose LEO limits HW: the ISR, the replicas that a change that may still be applied would add, and
+        those that are to reach HW, to be added then.
+        """
+        return frozenset(self.record.isr) | self._proposed | self._awaited
 
     def _advance(self) -> int:
         if len(self.record.isr) >= self.record.settings.min_isr:
@@ -282,12 +287,17 @@ class LeaderReplica:
             min_isr=min_isr,
         )
 
-    def isr_change(self, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> IsrChange | None:
-        """The change to propose now, if any.
+    def isr_change(
+        self, now_ms: float, contact_ms: Mapping[BrokerId, float], *, may_wait: bool = True
+    ) -> IsrChange | None:
+        """The change to propose now, if any. HW may wait for followers from now on, or no longer.
 
         Args:
             contact_ms: when each broker last asked this one for anything: for an idle stream a follower sends nothing.
+            may_wait: whether HW may wait for followers that are to join.
         """
+        self._awaited = {one for one in self.followers if may_wait and self._is_awaited(one, now_ms)}
+        self._advance()
         if self._proposed_ms is not None and now_ms - self._proposed_ms < self._timeouts.propose_again_ms:
             return None
         for track in self.tracks:
@@ -299,6 +309,7 @@ class LeaderReplica:
             return None
         self._proposed |= set(wanted)
         self._proposed_ms = now_ms
+        self._awaited -= self._proposed
         return IsrChange(
             stream_id=self.record.id,
             epoch=self.epoch,
@@ -319,6 +330,25 @@ class LeaderReplica:
             return self._may_join(broker) and not self._lags(broker, now_ms, contact_ms)
         return not self._lags(broker, now_ms, contact_ms)
 
+    def _is_awaited(self, broker: BrokerId, now_ms: float) -> bool:
+        """Whether HW waits for this follower. While messages are appended all the time, one whose requests take long
+        to follow each other is always behind HW in one log or the other, so it would stay out of the ISR for ever,
+        although as a member it would not lag. HW waits as long as for a member, and after that not again for a while.
+        """
+        if broker in self.record.isr or broker in self._proposed:
+            return False
+        if not all(track.keeps_up(broker, now_ms) for track in self.tracks):
+            return False
+        progress = self.followers[broker]
+        if now_ms - progress.awaited_since_ms > self._timeouts.wait_again_ms:
+            progress.awaited_since_ms = now_ms
+        return now_ms - progress.awaited_since_ms <= self._timeouts.lag_ms
+
+    def wait_for_nobody(self) -> int:
+        """Followers out of the ISR no longer limit HW. Returns HW of the messages."""
+        self._awaited = set()
+        return self._advance()
+
     def _may_join(self, broker: BrokerId) -> bool:
         return all(track.may_join(broker) for track in self.tracks)
 
@@ -327,7 +357,8 @@ class LeaderReplica:
 
     def is_to_join(self, broker: BrokerId) -> bool:
         """Whether this follower, which is out of the ISR, has everything that a member must have."""
-        return broker in self.followers and broker not in self.counted and self._may_join(broker)
+        is_counted = broker in self.record.isr or broker in self._proposed
+        return broker in self.followers and not is_counted and self._may_join(broker)
 
     def is_caught_up(self, broker: BrokerId) -> bool:
         """Whether this follower holds all there is."""

@@ -22,12 +22,14 @@ _END_NOTED_EVERY_MS = 100.0
 class Timeouts:
     """`lag_ms`: a follower that lacks what was there so long ago, or that has everything and has sent nothing for this
     time, leaves the ISR. `unresponsive_ms`: a leader that sends nothing for this time is reported. `propose_again_ms`:
-    after this time, a change without a known outcome is proposed again.
+    after this time, a change without a known outcome is proposed again. `wait_again_ms`: HW waits for a follower that
+    is to join the ISR at most so often.
     """
 
     lag_ms: float = 3000.0
     unresponsive_ms: float = 2500.0
     propose_again_ms: float = 2000.0
+    wait_again_ms: float = 30_000.0
 
 
 @dataclass(slots=True)
@@ -171,6 +173,13 @@ class Track:
         """Whether it has what a member of the ISR must have of this log."""
         end_offset = self.end_of(broker)
         return end_offset is not None and end_offset >= max(self.high_watermark, self.epoch_start)
+
+    def keeps_up(self, broker: BrokerId, now_ms: float) -> bool:
+        """Whether it is known that a follower has what was there `lag_ms` ago, and all of earlier epochs."""
+        end_offset = self.end_of(broker)
+        if end_offset is None or end_offset < self.epoch_start:
+            return False
+        return end_offset >= self.log_end_offset or now_ms - self._end_was_at(end_offset) <= self._timeouts.lag_ms
 
     def lags(self, broker: BrokerId, now_ms: float, contact_ms: float) -> bool:
         """Whether a follower lacks what was there `lag_ms` ago, or has everything and is not in contact."""

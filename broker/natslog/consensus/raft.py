@@ -22,6 +22,7 @@ Source: Ongaro's thesis; etcd-io/raft `raft.go`, `rawnode.go`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -190,6 +191,15 @@ class Raft(RaftElections):
         self._successor, self._successor_tick = to, self._now
         if self._progress[to].match_index == self.last_index:
             self._send(TimeoutNow(sender=self.me, to=to, term=self.term))
+
+    def successor(self, excluded: Collection[BrokerId]) -> BrokerId | None:
+        """The voter to transfer leadership to before this broker stops: the one with the longest log of those that
+        answered lately. None: there is none, or this broker does not lead.
+        """
+        lately = self._now - 2 * self._heartbeat_ticks
+        voters = set(self.membership.voters) - {self.me, *excluded} if self.role == "leader" else ()
+        answering = [voter for voter in voters if self._progress[voter].was_active(lately)]
+        return max(answering, key=lambda voter: (self.match_of(voter), -voter), default=None)
 
     def read_index(self, context: int) -> None:
         """`Ready.reads` will hold `context` when it is confirmed that this broker is still leader; never, if it loses

@@ -334,6 +334,61 @@ def test_caught_up_follower_joins_and_holds_the_high_watermark_from_then_on() ->
     assert leader.fetched(3, 12, "b", 2.0) == 12
 
 
+def slow_follower_at(leader: LeaderReplica, now_ms: int) -> None:
+    """Messages each 50 ms; broker 3 has a round of 1.5 s: what it requests is what there was 1.5 s ago."""
+    leader.appended(now_ms // 50, now_ms=float(now_ms))
+    leader.fetched(2, now_ms // 50, "a", float(now_ms))
+    if now_ms % 1500 == 0:
+        leader.fetched(3, max(0, now_ms - 1500) // 50, "b", float(now_ms))
+
+
+def test_follower_that_keeps_up_and_is_never_at_the_high_watermark_joins() -> None:
+    leader = leader_of(record_of(isr=(1, 2)), end=0)
+    for now_ms in range(50, 10_000, 50):
+        slow_follower_at(leader, now_ms)
+        change = leader.isr_change(float(now_ms), {3: float(now_ms)})
+        if change is not None:
+            assert change.isr == (1, 2, 3)
+            assert leader.high_watermark <= (now_ms - 1500) // 50, "the HW waited for it"
+            return
+    raise AssertionError("it would stay in the ISR, and never joins it")
+
+
+def test_high_watermark_does_not_wait_long_for_a_follower_that_requests_nothing_any_more() -> None:
+    leader = leader_of(record_of(isr=(1, 2)), end=0)
+    waited = []
+    for now_ms in range(50, 60_000, 50):
+        leader.appended(now_ms // 50, now_ms=float(now_ms))
+        leader.fetched(2, now_ms // 50, "a", float(now_ms))
+        if now_ms % 6000 == 1500:  # it is restarted, each time it fails
+            leader.fetched(3, (now_ms - 500) // 50, "b", float(now_ms))
+        leader.isr_change(float(now_ms), {3: float(now_ms)})
+        if leader.high_watermark < leader.log_end_offset:
+            waited.append(now_ms)
+    assert min(waited) == 1550
+    assert max(at for at in waited if at < 30_000) <= 1500 + 3000, "as for a member of the ISR"
+    assert len([at for at in waited if at >= 30_000]) <= 3000 / 50, "once more, after a pause"
+
+
+def test_new_leader_does_not_wait_for_a_follower_that_is_far_behind() -> None:
+    leader = leader_of(record_of(isr=(1, 2)), end=1000, high_watermark=900)
+    leader.fetched(2, 1000, "a", 1.0)
+    leader.fetched(3, 950, "b", 1.0)
+    assert leader.isr_change(2.0, {3: 2.0}) is None
+    assert leader.is_committed
+
+
+def test_high_watermark_waits_for_nobody_during_a_transfer() -> None:
+    leader = leader_of(record_of(isr=(1, 2)), end=0)
+    for now_ms in range(50, 3000, 50):
+        slow_follower_at(leader, now_ms)
+        leader.isr_change(float(now_ms), {3: float(now_ms)})
+    assert leader.high_watermark < leader.log_end_offset
+    assert leader.wait_for_nobody() == leader.log_end_offset
+    leader.isr_change(3000.0, {3: 3000.0}, may_wait=False)
+    assert leader.is_committed
+
+
 def test_proposal_that_may_still_come_true_is_withdrawn_by_another_version_only() -> None:
     leader = leader_of(record_of(isr=(1, 2)))
     leader.fetched(2, 10, "a", 1.0)

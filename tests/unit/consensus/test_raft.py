@@ -714,6 +714,20 @@ def test_transfer_is_given_up_after_an_election_timeout() -> None:
     assert group.applied[1] == [b"a"]
 
 
+def test_successor_is_the_voter_with_the_longest_log_of_those_that_answer() -> None:
+    group = Group(1, 2, 3, 4)
+    assert group[1].successor(()) is None, "it does not lead"
+    group.elect(1)
+    group.cut = {2}
+    group.propose(1, b"a")
+    assert group[1].successor(()) in (3, 4)
+    assert group[1].successor({BrokerId(3)}) == 4
+    group.tick(5)  # broker 2 answers no heartbeat
+    assert group[1].successor({BrokerId(3), BrokerId(4)}) is None
+    group.change(1, group[1].membership.with_member(member(4, is_voter=False)))
+    assert group[1].successor({BrokerId(3)}) is None, "broker 4 is no voter"
+
+
 def test_transfer_to_one_that_cannot_lead_is_refused() -> None:
     group = Group(1, 2, 3)
     group.elect(1)

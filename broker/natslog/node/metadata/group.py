@@ -16,7 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -121,6 +121,8 @@ class MetadataGroup:
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="raft")
         self._news = asyncio.Event()
         self._applied_something = asyncio.Event()
+        self._led_by: BrokerId | None = None
+        self._another_leads: asyncio.Future[None]
         self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}  # of each request that waits, by proposal
         self._reads: dict[int, asyncio.Future[Index]] = {}
         self._read_numbers = 0
@@ -153,6 +155,7 @@ class MetadataGroup:
 
     def start(self) -> None:
         self._leader_seen_s = time.monotonic()
+        self._another_leads = asyncio.get_running_loop().create_future()
         self.disk.start(self._on_bug)
         self._tasks = [
             asyncio.create_task(self._tick(), name="metadata clock"),
@@ -215,6 +218,10 @@ class MetadataGroup:
                 )
             if not was_leader:
                 self._fail_reads()
+            if self._led_by != self.leader:
+                self._led_by = self.leader
+                self._another_leads.set_result(None)
+                self._another_leads = loop.create_future()
 
     def _use_formats_of(self, level: int) -> None:
         """What is stored with a snapshot of this feature level, and from then on, is in its format."""
@@ -360,7 +367,8 @@ class MetadataGroup:
                         self._propose_once(proposal)
                     except NotMetadataLeader as error:
                         logger.debug("%s", error.message)
-                    await asyncio.wait([future], timeout=_PROPOSE_AGAIN_S if self.leader is not None else TICK_S)
+                    news = (future, self._another_leads)
+                    await asyncio.wait(news, timeout=_PROPOSE_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
             return _result(future.result())
         except TimeoutError as error:
             raise self.unavailable() from error
@@ -481,6 +489,22 @@ class MetadataGroup:
             )
         self.raft.transfer(to)
         self._news.set()
+
+    async def step_down(self, stopping: Collection[BrokerId]) -> None:
+        """Before this broker stops: returns when another one leads, or none can take over now.
+
+        Args:
+            stopping: brokers that stop, too.
+        """
+        if (to := self.raft.successor(stopping)) is None:
+            return
+        try:
+            self.transfer(to)
+        except NotMetadataLeader as error:  # a transfer is under way
+            logger.debug("%s", error.message)
+        deadline_s = time.monotonic() + ELECTION_TICKS * TICK_S  # then the transfer is abandoned
+        while self.leader in (None, self.me) and (left_s := deadline_s - time.monotonic()) > 0:
+            await asyncio.wait((self._another_leads,), timeout=left_s)
 
 
 def _result(outcome: Outcome) -> bool:

@@ -152,7 +152,8 @@ class FetchSession:
         writes wait for.
         """
         stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
-        if stream is None or stream.log is None or self.follower in stream.record.isr:
+        leading = None if stream is None else stream.leading
+        if stream is None or stream.log is None or leading is None or self.follower in leading.counted:
             return 0.0
         is_near = stream.is_at_tail(position.offset) or position.offset >= stream.log.log_end_offset
         if is_near or len(stream.record.isr) < stream.record.settings.min_isr:

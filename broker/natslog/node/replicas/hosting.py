@@ -263,13 +263,16 @@ class Hosting:
             self._spawn(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
     async def transfer_all_leadership(self) -> None:
-        """Before the broker stops: announces that, transfers leaderships to other in-sync replicas, then leaves the
-        in-sync replicas of streams that others lead, if enough remain.
+        """Before the broker stops: announces that, transfers the metadata leadership and those of streams to other
+        brokers, then leaves the in-sync replicas of streams that others lead, if enough remain.
+
+        The metadata leadership goes first: what follows needs a metadata leader that remains.
         """
         if self._group.state.feature_level >= STOP_LEVEL:
             await self._tell_cluster(StopBroker(broker=self.me, incarnation=self._data_dir.incarnation))
-        streams = list(self.streams.values())
         stopping = [one.id for one in self._group.state.brokers.values() if one.is_stopping]
+        await self._group.step_down(stopping)
+        streams = list(self.streams.values())
         successors = [(stream, to) for stream in streams if (to := stream.successor(stopping)) is not None]
         await asyncio.gather(*(stream.transfer_leadership(to) for stream, to in successors))
         leaving = tuple(stream.id for stream in streams if stream.leave())

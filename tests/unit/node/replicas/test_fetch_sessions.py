@@ -119,6 +119,8 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
         def needs(min_isr: int, isr: tuple[int, ...]) -> None:
             settings = msgspec.structs.replace(first.record.settings, min_isr=min_isr)
             first.record = msgspec.structs.replace(first.record, settings=settings, isr=isr)
+            assert first.leading is not None
+            first.leading.update(first.record, 0.0)
 
         assert pause_after(0.1, 0) == 0.0, "in sync"
         needs(1, (ME,))
@@ -151,6 +153,8 @@ def test_replica_comes_nearer_also_where_the_log_grows_in_bursts(
         first.record = msgspec.structs.replace(
             first.record, settings=msgspec.structs.replace(first.record.settings, min_isr=1), isr=(ME,)
         )
+        assert first.leading is not None
+        first.leading.update(first.record, 0.0)
         session, log = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1)), first.usable_log()
         now_s, fetched_bytes, begin_s, begin_bytes = 100.0, 0, 100.0, log.appended_bytes
         monkeypatch.setattr("natslog.node.replicas.fetch_sessions.time.monotonic", lambda: now_s)
