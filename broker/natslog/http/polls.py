@@ -235,12 +235,12 @@ class _Queue:
     async def _prepare(self, due: list[Poll]) -> None:
         """Gives each of them its answer, or says where that is to end."""
         groups: dict[tuple[Question, int], list[Poll]] = {}
-        for poll in due:
-            if (question := self._shared_question(poll, {one for one, _ in groups})) is None:
-                poll.wake()  # what others share is not waited for
-            else:
-                groups.setdefault((question, poll.asked.start), []).append(poll)
         try:
+            for poll in due:
+                if (question := self._shared_question(poll, {one for one, _ in groups})) is None:
+                    poll.wake()  # what others share is not waited for
+                else:
+                    groups.setdefault((question, poll.asked.start), []).append(poll)
             for question in dict.fromkeys(question for question, _ in groups):
                 await self._extend(question, max(start for asked, start in groups if asked == question))
             for (question, start), polls in groups.items():
