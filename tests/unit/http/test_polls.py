@@ -1,4 +1,4 @@
-"""The queue of long polls: a bug in it stops the broker, a log that is closed does not; neither leaves a poll waiting."""
+"""The queue of long polls: a bug in it stops the broker, a closed log does not; neither leaves a poll waiting."""
 
 from __future__ import annotations
 
