@@ -100,12 +100,12 @@ def judge(
 @dataclass(slots=True)
 class FollowerProgress:
     """A leader's state of a follower, beside its copies (`Track`): its present life, the version of the record that
-    removed it from the ISR, and when HW began to wait for it.
+    removed it from the ISR, and from when on HW waits for it, while it keeps up.
     """
 
     incarnation: str = ""
     out_since_version: int = 0
-    awaited_since_ms: float = float("-inf")
+    awaited_from_ms: float | None = None
 
 
 class LeaderReplica:
@@ -333,16 +333,17 @@ class LeaderReplica:
     def _is_awaited(self, broker: BrokerId, now_ms: float) -> bool:
         """Whether HW waits for this follower. While messages are appended all the time, one whose requests take long
         to follow each other is always behind HW in one log or the other, so it would stay out of the ISR for ever,
-        although as a member it would not lag. HW waits as long as for a member, and after that not again for a while.
+        although as a member it would not lag. After a while, HW waits for it, as long as for a member.
         """
-        if broker in self.record.isr or broker in self._proposed:
-            return False
-        if not all(track.keeps_up(broker, now_ms) for track in self.tracks):
-            return False
         progress = self.followers[broker]
-        if now_ms - progress.awaited_since_ms > self._timeouts.wait_again_ms:
-            progress.awaited_since_ms = now_ms
-        return now_ms - progress.awaited_since_ms <= self._timeouts.lag_ms
+        is_out = broker not in self.record.isr and broker not in self._proposed
+        if not is_out or not all(track.keeps_up(broker, now_ms) for track in self.tracks):
+            progress.awaited_from_ms = None
+            return False
+        from_ms = progress.awaited_from_ms
+        if from_ms is None or now_ms - from_ms > self._timeouts.lag_ms:
+            from_ms = progress.awaited_from_ms = now_ms + self._timeouts.wait_after_ms
+        return now_ms >= from_ms
 
     def wait_for_nobody(self) -> int:
         """Followers out of the ISR no longer limit HW. Returns HW of the messages."""

@@ -22,14 +22,14 @@ _END_NOTED_EVERY_MS = 100.0
 class Timeouts:
     """`lag_ms`: a follower that lacks what was there so long ago, or that has everything and has sent nothing for this
     time, leaves the ISR. `unresponsive_ms`: a leader that sends nothing for this time is reported. `propose_again_ms`:
-    after this time, a change without a known outcome is proposed again. `wait_again_ms`: HW waits for a follower that
-    is to join the ISR at most so often.
+    after this time, a change without a known outcome is proposed again. `wait_after_ms`: HW waits for a follower that
+    keeps up for so long and does not reach it.
     """
 
     lag_ms: float = 3000.0
     unresponsive_ms: float = 2500.0
     propose_again_ms: float = 2000.0
-    wait_again_ms: float = 30_000.0
+    wait_after_ms: float = 5000.0
 
 
 @dataclass(slots=True)

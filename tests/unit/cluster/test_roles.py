@@ -344,30 +344,34 @@ def slow_follower_at(leader: LeaderReplica, now_ms: int) -> None:
 
 def test_follower_that_keeps_up_and_is_never_at_the_high_watermark_joins() -> None:
     leader = leader_of(record_of(isr=(1, 2)), end=0)
-    for now_ms in range(50, 10_000, 50):
+    for now_ms in range(50, 20_000, 50):
         slow_follower_at(leader, now_ms)
         change = leader.isr_change(float(now_ms), {3: float(now_ms)})
         if change is not None:
             assert change.isr == (1, 2, 3)
+            assert now_ms > 6000, "it is given time to join without a wait"
             assert leader.high_watermark <= (now_ms - 1500) // 50, "the HW waited for it"
             return
+        assert leader.is_committed or now_ms > 6000
     raise AssertionError("it would stay in the ISR, and never joins it")
 
 
-def test_high_watermark_does_not_wait_long_for_a_follower_that_requests_nothing_any_more() -> None:
+@pytest.mark.parametrize(("fetches_until_ms", "may_wait_ms"), [(3000, 0), (5000, 3000)])
+def test_high_watermark_does_not_wait_long_for_a_follower_that_requests_nothing_any_more(
+    fetches_until_ms: int, may_wait_ms: int
+) -> None:
     leader = leader_of(record_of(isr=(1, 2)), end=0)
     waited = []
-    for now_ms in range(50, 60_000, 50):
+    for now_ms in range(50, 30_000, 50):
         leader.appended(now_ms // 50, now_ms=float(now_ms))
         leader.fetched(2, now_ms // 50, "a", float(now_ms))
-        if now_ms % 6000 == 1500:  # it is restarted, each time it fails
+        if now_ms % 1000 == 0 and now_ms <= fetches_until_ms:
             leader.fetched(3, (now_ms - 500) // 50, "b", float(now_ms))
         leader.isr_change(float(now_ms), {3: float(now_ms)})
         if leader.high_watermark < leader.log_end_offset:
             waited.append(now_ms)
-    assert min(waited) == 1550
-    assert max(at for at in waited if at < 30_000) <= 1500 + 3000, "as for a member of the ISR"
-    assert len([at for at in waited if at >= 30_000]) <= 3000 / 50, "once more, after a pause"
+    assert len(waited) * 50 <= may_wait_ms, "as for a member of the ISR"
+    assert bool(waited) == bool(may_wait_ms)
 
 
 def test_new_leader_does_not_wait_for_a_follower_that_is_far_behind() -> None:
@@ -380,12 +384,12 @@ def test_new_leader_does_not_wait_for_a_follower_that_is_far_behind() -> None:
 
 def test_high_watermark_waits_for_nobody_during_a_transfer() -> None:
     leader = leader_of(record_of(isr=(1, 2)), end=0)
-    for now_ms in range(50, 3000, 50):
+    for now_ms in range(50, 7000, 50):
         slow_follower_at(leader, now_ms)
         leader.isr_change(float(now_ms), {3: float(now_ms)})
     assert leader.high_watermark < leader.log_end_offset
     assert leader.wait_for_nobody() == leader.log_end_offset
-    leader.isr_change(3000.0, {3: 3000.0}, may_wait=False)
+    leader.isr_change(7000.0, {3: 7000.0}, may_wait=False)
     assert leader.is_committed
 
 
