@@ -17,6 +17,40 @@ _DISK_MIB = 160
 
 
 @pytest.mark.long
+def test_disk_that_messages_have_filled_hands_leadership_over(tmp_path: Path) -> None:
+    """It stays above `min_free_bytes`, by less than the next message needs."""
+    cluster = Cluster(tmp_path)
+    folder = cluster.brokers[0].folder / "streams"
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(folder)], check=True)
+    try:
+        with cluster.start().client() as client:
+            client.create_stream("orders", "orders", replicas=3, min_isr=2)
+            small = cluster.brokers[0]
+            client.transfer_stream("orders", small.number)
+            assert cluster.leader_of("orders") is small
+            for _ in range(300):
+                answers = publish_acked(cluster.nats_url, "orders", [os.urandom(100_000)])
+                if "error" in answers[0]:
+                    break
+            assert answers[0]["error"]["code"] == 503
+            assert small.metrics()["natslog_disk_free_bytes"] >= 64 * 2**20, "it is above the limit"
+            eventually(lambda: cluster.leader_of("orders") not in (None, small), 30, "another broker leads")
+
+            def codes() -> list[str]:
+                return [one["code"] for one in client.overview()["findings"]]
+
+            assert "disk_full" in codes()
+            publish_acked(cluster.nats_url, "orders", [b"after"])
+            client.purge("orders")
+            publish_acked(cluster.nats_url, "orders", [b"more"])
+            eventually(lambda: "disk_full" not in codes(), 60, "it has room again")
+    finally:
+        cluster.close()
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.long
 def test_full_disk_of_streams_alone_hands_leadership_over(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     folders = [broker.folder / "streams" for broker in cluster.brokers]

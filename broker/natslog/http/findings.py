@@ -125,12 +125,12 @@ def _of_brokers(
                 f"Broker {one.id} is not ready: {stats.problem}",
                 "Correct what the reason names; the log of the broker has more.",
             )
-        if stats.disk_free_bytes < min_free_bytes:
+        if stats.disk_free_bytes < min_free_bytes or not stats.has_disk_room:
             yield _finding(
                 "disk_full",
                 where,
-                f"The disk of broker {one.id} is full: {stats.disk_free_bytes / 2**20:.0f} MiB are free, and it keeps "
-                f"{min_free_bytes / 2**20:.0f} MiB. It accepts no messages; streams have other leaders where others "
+                f"The disk of broker {one.id} is full: {stats.disk_free_bytes / 2**20:.1f} MiB are free, and it keeps "
+                f"{min_free_bytes / 2**20:.1f} MiB. It accepts no messages; streams have other leaders where others "
                 "are in sync.",
                 "Free space on that disk, delete streams, or lower retention limits; it continues automatically.",
             )

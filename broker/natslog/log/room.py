@@ -12,11 +12,13 @@ from natslog.errors import StorageFull, StorageUnavailable
 
 _ROOM_HOLDS_S = 0.1
 _CLEAR_PART = 100
+_CLEAR_TIMES = 4  # a write needs room for twice its size
 _REMEDY = "free space or lower the retention limits of streams; writes resume automatically"
 
 
 class StoreLimit:
-    """The bytes that all logs of a broker may take together. From any thread.
+    """The bytes that all logs of a broker may take together, and whether the disk had room for what was to be written.
+    From any thread.
 
     Theory of operation. The files are measured now and then; meanwhile, what is appended is added. So a check costs an
     addition, however many segments there are.
@@ -29,6 +31,7 @@ class StoreLimit:
         self.max_bytes = max_bytes
         self._used_bytes = self._refused_bytes = 0
         self._taken_bytes = 0  # ever
+        self._disk_refused_bytes, self._disk_refused_s = 0, 0.0
         self._lock = threading.Lock()
 
     @property
@@ -40,6 +43,25 @@ class StoreLimit:
     def has_room(self) -> bool:
         """False from a refusal on, until there is room for more than what was refused, or for half of the limit."""
         return not self._refused_bytes and (self.max_bytes is None or self._used_bytes < self.max_bytes)
+
+    def disk_refused(self, size_bytes: int) -> None:
+        """The disk had no room for so much."""
+        with self._lock:
+            self._disk_refused_bytes = max(self._disk_refused_bytes, size_bytes)
+            self._disk_refused_s = time.monotonic()
+
+    def disk_has_room(self, free_bytes: int, min_free_bytes: int, measured_s: float) -> bool:
+        """False while less than `min_free_bytes` is free; and from a refusal on, which comes before that, until there
+        is room for more than what was refused, or for `min_free_bytes`.
+
+        Args:
+            measured_s: of the monotonic clock, when `free_bytes` was read.
+        """
+        with self._lock:
+            spare_bytes, wanted_bytes = free_bytes - min_free_bytes, _CLEAR_TIMES * self._disk_refused_bytes
+            if measured_s > self._disk_refused_s and spare_bytes >= min(wanted_bytes, min_free_bytes):
+                self._disk_refused_bytes = 0
+            return free_bytes >= min_free_bytes and not self._disk_refused_bytes
 
     @property
     def taken_bytes(self) -> int:
@@ -105,6 +127,7 @@ class DiskRoom:
             self._check_at_s, self._unchecked_bytes = now_s + _ROOM_HOLDS_S, 0
             if self._room_bytes < 2 * incoming_bytes:
                 self._check_at_s = 0.0
+                self._store.disk_refused(incoming_bytes)
                 raise self.full()
         self._store.take(incoming_bytes)
 

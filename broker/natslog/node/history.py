@@ -233,9 +233,9 @@ class History:
 
     async def stats(self) -> dict[str, Any]:
         """This broker now: `broker`, the newest value of each series; `problem`: why it is not ready, or None;
-        `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `streams` that it leads, by
-        name: high watermark, log start, visible messages, bytes, messages/s, bytes/s. `behind`: how many messages of
-        these streams the other brokers lack, for replicas that are not in sync.
+        `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `has_disk_room`; `streams`
+        that it leads, by name: high watermark, log start, visible messages, bytes, messages/s, bytes/s. `behind`: how
+        many messages of these streams the other brokers lack, for replicas that are not in sync.
         """
         series = {name: float(self._broker[at, self._tick % SAMPLES]) for at, name in enumerate(OF_BROKER)}
         led, behind = {}, Counter[BrokerId]()
@@ -249,6 +249,7 @@ class History:
             "broker": series,
             "problem": self._problem(),
             "disk_full_s": self._disk_full_s(),
+            "has_disk_room": self._hosting.services.has_disk_room,
             "nats_connections": self._nats_connections(),
             "streams": led,
             "behind": {str(broker): messages for broker, messages in behind.items()},

@@ -112,3 +112,31 @@ def test_free_space_that_cannot_be_read_is_no_failed_write(tmp_path: Path, monke
             log.append(rows([b"v"]), 1)
     assert log.append(rows([b"v"]), 1)[0] == 0
     log.close()
+
+
+def test_a_disk_that_refused_a_message_has_no_room_before_more_than_that_is_free() -> None:
+    """A disk that only natslog fills stays above `min_free_bytes`, by less than the next message needs."""
+    store = StoreLimit(None)
+
+    def has_room(free_bytes: int, measured_s: float = float("inf")) -> bool:
+        return store.disk_has_room(free_bytes, 1000, measured_s)
+
+    assert has_room(1100)
+    assert not has_room(999)
+    store.disk_refused(100)
+    assert not has_room(1100)
+    assert not has_room(1399)
+    assert not has_room(5000, measured_s=0.0), "that was before it refused"
+    assert has_room(1400)
+    assert has_room(1100), "it has accepted messages since"
+    store.disk_refused(10_000)
+    assert has_room(2000), "one very large message is refused, and others are not"
+
+
+def test_a_log_states_that_its_disk_refused_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StoreLimit(None)
+    log = open_log(tmp_path, LogOptions(min_free_bytes=1000, store=store))
+    monkeypatch.setattr("natslog.log.room.free_bytes", lambda folder: 1010)
+    with pytest.raises(StorageFull):
+        log.append(rows([b"x" * 100]), 1)
+    assert not store.disk_has_room(1010, 1000, float("inf"))

@@ -123,7 +123,7 @@ _BROKER_STATS = (
         "ack_ms",
         "behind",
     ),
-    *("disk_free_bytes", "store_bytes", "memory_bytes", "cpu_share", "disk_full_s"),
+    *("disk_free_bytes", "store_bytes", "memory_bytes", "cpu_share", "disk_full_s", "has_disk_room"),
 )
 OVERVIEW: Shape = {
     "at": WORD,

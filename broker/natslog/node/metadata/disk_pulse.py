@@ -33,12 +33,14 @@ class DiskPulse:
 
     Attributes:
         hangs: a write has not returned for two seconds.
-        free_bytes: of the fullest file system of the data folder, at the last write.
+        free_bytes: of the fullest file system of the data folder, at the last write; `measured_s`: when that was, of
+            the monotonic clock.
     """
 
     def __init__(self, file: Path, reserve: DiskReserve) -> None:
         self.hangs = False  # written by the watching thread only
         self.free_bytes = 2**63  # until it is known
+        self.measured_s = 0.0
         self._file, self._reserve = file, reserve
         self._writing_since_s: float | None = None
         self._is_closed = threading.Event()
@@ -99,7 +101,9 @@ class DiskPulse:
         fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_DSYNC | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(fd, b"%20d" % time.monotonic_ns(), 0)
+            now_s = time.monotonic()
             self.free_bytes = fullest_disk(self._file.parents[1]).free_bytes
+            self.measured_s = now_s
         finally:
             os.close(fd)
 

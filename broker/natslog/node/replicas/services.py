@@ -133,7 +133,13 @@ class Services:
 
     @property
     def has_room(self) -> bool:
-        return self.group.disk.free_bytes >= self.config.min_free_bytes and self.store.has_room
+        return self.has_disk_room and self.store.has_room
+
+    @property
+    def has_disk_room(self) -> bool:
+        """Whether the fullest disk of the data folder has room for messages."""
+        disk = self.group.disk
+        return self.store.disk_has_room(disk.free_bytes, self.config.min_free_bytes, disk.measured_s)
 
     @property
     def has_time(self) -> bool:
