@@ -21,7 +21,7 @@ from natslog.errors import natslog_version
 _CGROUPS = Path("/sys/fs/cgroup")
 _STA_UNSYNC = 0x0040
 _TIME_ERROR = 5
-BROKER_PACKAGES = ("aiohttp", "numba", "cryptography", "prometheus_client", "nkeys")
+BROKER_PACKAGES = ("aiohttp", "cryptography", "prometheus_client", "nkeys")
 """Modules of natslog[broker]."""
 
 
