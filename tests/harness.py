@@ -187,9 +187,15 @@ class BrokerProcess:
         context.load_cert_chain(self.tls["tls_cert_file"], self.tls["tls_key_file"])
         return context
 
+    @property
+    def credentials(self) -> dict[str, str]:
+        """Headers of requests."""
+        return {}
+
     def metrics(self) -> dict[str, float]:
         """Metric with labels, as printed → value."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30, context=self._context()) as answer:
+        request = urllib.request.Request(f"{self.url}/metrics", headers=self.credentials)
+        with urllib.request.urlopen(request, timeout=30, context=self._context()) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}

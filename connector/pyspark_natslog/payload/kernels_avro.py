@@ -35,7 +35,7 @@ words of an enum, branches of a union; what a number is multiplied with.
 """
 GOOD, CUT_SHORT, TRAILING, NO_DATUM, OTHER_HEADER = range(5)
 _NODE, _POSITION, _NEXT = 0, 1, 2
-_MAX_INT = 2**31 - 1
+_MAX_INT, _MAX_LONG = 2**31 - 1, 2**63 - 1
 HEADER_BYTES, MAGIC_BYTES = 10, 2
 
 
@@ -123,7 +123,7 @@ def _put_scalar(
             return -1
         if op == ENUM and (value < 0 or value >= size):
             return -1
-        if factor != 1 and (value * factor) // factor != value:
+        if factor != 1 and not -(_MAX_LONG // factor) <= value <= _MAX_LONG // factor:
             return -1
         if out >= 0:
             put(c, out, position, value * factor)

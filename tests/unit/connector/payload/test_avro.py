@@ -197,6 +197,17 @@ def test_blocks_with_their_size_are_read() -> None:
     assert decode(schema, [payload]) == ([{"a": [1, 2, 3]}], [None])
 
 
+@pytest.mark.parametrize("most", [9223372036854775, -9223372036854775])
+def test_milliseconds_that_are_no_microseconds_of_64_bits_are_malformed(most: int) -> None:
+    schema = record(("at", {"type": "long", "logicalType": "local-timestamp-millis"}))
+    beyond = most + (1 if most > 0 else -1)
+    as_long = record(("at", "long"))
+    payloads = [encode(as_long, {"at": at}) for at in (most, beyond)]
+    decoded = AvroDecoder(parse_avro(json.dumps(schema)), None, ["at"]).decode(Payloads.of(pa.array(payloads)))
+    assert decoded.malformed.tolist() == [False, True]
+    assert decoded.arrays["at"].cast(pa.int64()).to_pylist() == [1000 * most, None]
+
+
 def test_unions_of_several_types_become_what_spark_makes_of_them() -> None:
     several = ["int", "null", "string", {"type": "array", "items": "int"}]
     schema = record(("n", ["int", "long"]), ("r", ["null", "float", "double"]), ("u", several))
