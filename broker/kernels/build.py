@@ -69,7 +69,8 @@ def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
         importlib.import_module("numba")
         importlib.import_module("ziglang")
     except ImportError as error:
-        raise SystemExit(f"natslog: the kernels cannot be compiled ({error}): pip install {' '.join(DEPENDENCIES)}")
+        needed = " ".join(DEPENDENCIES)
+        raise SystemExit(f"natslog: the kernels cannot be compiled ({error}): pip install {needed}") from error
     text, entries = _module()
     folder.mkdir(exist_ok=True)
     for former in folder.iterdir():

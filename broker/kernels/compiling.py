@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+_OPTIONS = {"_nrt": False, "error_model": "numpy"}
+"""No kernel creates an array, so nothing counts references to arrays: that takes two atomics for each array and call.
+None raises an exception, so nothing looks whether a divisor is zero.
+"""
+
 
 def compiled(function: Any) -> Any:
-    """No kernel creates an array, so nothing counts references to arrays: that takes two atomics for each array and
-    call.
-    """
-    return njit(nogil=True, _nrt=False)(function)
+    return njit(**_OPTIONS)(function)
 
 
 def inlined(function: Any) -> Any:
     """For functions that are called per message."""
-    return njit(nogil=True, _nrt=False, inline="always")(function)
+    return njit(**_OPTIONS, inline="always")(function)
 
 
 _memcpy = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
