@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install console check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -29,9 +29,10 @@ $(STAMP): pyproject.toml | python
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@NATSLOG_JAR_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@NATSLOG_BUILT_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@$(BIN)/python connector/jvm/build.py
 	@$(BIN)/python console/build.py
+	@$(BIN)/python broker/kernels/build.py
 	@touch $@
 
 jar: $(STAMP) ## the columnar reader for Spark (needs a JDK); `make install` builds it too
@@ -39,6 +40,9 @@ jar: $(STAMP) ## the columnar reader for Spark (needs a JDK); `make install` bui
 
 console: $(STAMP) ## the libraries of the console in the browser (needs npm); `make install` copies them too
 	@$(BIN)/python console/build.py
+
+kernels: $(STAMP) ## the compiled kernels; `make install` compiles them too
+	@$(BIN)/python broker/kernels/build.py
 
 check: $(STAMP) ## format, lint, types, layering
 	$(BIN)/ruff format --check .
@@ -51,10 +55,10 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-prepare: java $(STAMP) ## compile the kernels for the tests, which otherwise do that first
+prepare: java kernels ## what the tests need, which otherwise make it first
 	@$(BIN)/python -m tests.phases prepare
 
-NEEDED = $(if $(REPORT),$(STAMP),java jar console)
+NEEDED = $(if $(REPORT),$(STAMP),java jar console kernels)
 
 test: $(NEEDED) ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery": plain pytest)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases $(if $(REPORT),report) test $(PHASES))

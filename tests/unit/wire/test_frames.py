@@ -109,7 +109,7 @@ def test_frames_are_found_however_the_input_is_split(scan: Scan, stream: list, p
 def test_frames_are_found_byte_by_byte(stream: list) -> None:
     data = b"".join(frame for frame, _ in stream)
     expected = [message for _, message in stream if message is not None]
-    assert parse(kernels.scan, [data[at : at + 1] for at in range(len(data))])[0] == expected
+    assert parse(native.scan, [data[at : at + 1] for at in range(len(data))])[0] == expected
 
 
 @pytest.mark.long

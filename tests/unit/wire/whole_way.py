@@ -1,5 +1,5 @@
-"""`python -m tests.unit.wire.whole_way`: takes messages from bytes to columns, acks and back, and prints how many kernels
-of the library were used, and what came of it.
+"""`python -m tests.unit.wire.whole_way`: takes messages from bytes to columns, acks and back, and prints how many
+kernels of the library were used, and what came of it.
 """
 
 from __future__ import annotations
