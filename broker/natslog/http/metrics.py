@@ -22,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.errors import NatslogError, natslog_version
+from natslog.wire import library
 from natslog.http.access import access
 from natslog.http.findings import CODES, of_streams
 from natslog.log import StreamLog, fullest_disk
@@ -235,6 +236,10 @@ class _BrokerCollector:
     def _cluster(self) -> Iterator[Metric]:
         group, hosting = self._broker.cluster.group, self._broker.hosting
         numbers: dict[str, tuple[str, float]] = {
+            "natslog_kernels_compiled": (
+                "1 where compiled kernels process messages; 0: slow",
+                float(library.library() is not None),
+            ),
             "natslog_metadata_term": ("Raft term", group.raft.term),
             "natslog_metadata_leader": ("1 on the metadata leader", float(group.is_leader)),
             "natslog_metadata_commit_index": ("Committed metadata entries", group.raft.commit),
