@@ -1,5 +1,5 @@
-"""Puts into the wheel what is made here: the compiled kernels, the columnar reader for Spark, if there is a JDK, and the
-libraries of the console, if there is npm.
+"""Puts into the wheel what is made here: the compiled kernels, the columnar reader for Spark, if there is a JDK, and
+the libraries of the console, if there is npm.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.errors import NatslogError, natslog_version
-from natslog.wire import library
 from natslog.http.access import access
 from natslog.http.findings import CODES, of_streams
 from natslog.log import StreamLog, fullest_disk
@@ -35,6 +34,7 @@ from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 from natslog.security.limits import Limits
 from natslog.subjects import is_internal
+from natslog.wire import library
 
 logger = logging.getLogger("natslog.http")
 
