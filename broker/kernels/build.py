@@ -137,8 +137,9 @@ def _object(text: str, entries: dict[str, str], triple: str, processor: str) -> 
     options = llvm.PipelineTuningOptions(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
     options.loop_unrolling = options.loop_interleaving = True
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
+    for _ in range(2):  # the first time leaves branches to exceptions, which the second finds to be unreachable
+        passes = llvm.create_pass_builder(machine, options)
+        passes.getModulePassManager().run(module, passes)
     called = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
     assert called <= _MAY_CALL, f"kernels call {sorted(called - _MAY_CALL)}"
     made: bytes = machine.emit_object(module)
