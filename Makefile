@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install dependencies console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
