@@ -7,12 +7,14 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install console check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install dependencies console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-install: $(STAMP) ## create .venv and install everything into it
+install: kernels ## create .venv and install everything into it
+
+dependencies: $(STAMP)
 
 python:
 	@command -v $(PYTHON) >/dev/null || { echo "natslog: $(PYTHON) was not found; install Python 3.11 or newer, or: make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -29,7 +31,7 @@ $(STAMP): pyproject.toml | python
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@NATSLOG_JAR_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@NATSLOG_BUILT_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@$(BIN)/python connector/jvm/build.py
 	@$(BIN)/python console/build.py
 	@touch $@
@@ -39,6 +41,9 @@ jar: $(STAMP) ## the columnar reader for Spark (needs a JDK); `make install` bui
 
 console: $(STAMP) ## the libraries of the console in the browser (needs npm); `make install` copies them too
 	@$(BIN)/python console/build.py
+
+kernels: $(STAMP) ## the compiled kernels; `make install` compiles them too
+	@$(BIN)/python broker/kernels/build.py
 
 check: $(STAMP) ## format, lint, types, layering
 	$(BIN)/ruff format --check .
@@ -51,10 +56,10 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-prepare: java $(STAMP) ## compile the kernels for the tests, which otherwise do that first
+prepare: java kernels ## what the tests need, which otherwise make it first
 	@$(BIN)/python -m tests.phases prepare
 
-NEEDED = $(if $(REPORT),$(STAMP),java jar console)
+NEEDED = $(if $(REPORT),$(STAMP),java jar console kernels)
 
 test: $(NEEDED) ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery": plain pytest)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases $(if $(REPORT),report) test $(PHASES))
@@ -74,22 +79,22 @@ size: $(STAMP) ## lines of product code by package and language
 sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
 
-jetstream: $(STAMP) ## the JetStream API beside a NATS server with JetStream: every answer compared
+jetstream: kernels ## the JetStream API beside a NATS server with JetStream: every answer compared
 	@$(BIN)/python -m pytest tests/jetstream $(ARGS)
 
-fuzz: $(STAMP) ## every parser of foreign bytes, coverage-guided: MINUTES=10 each, TARGET=frames SEED=7 for one
+fuzz: kernels ## every parser of foreign bytes, coverage-guided: MINUTES=10 each, TARGET=frames SEED=7 for one
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED))
 
-chaos: $(STAMP) ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
+chaos: kernels ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: java jar ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-notebooks: java $(STAMP) ## run notebooks/, and store what they print and draw
+notebooks: java kernels ## run notebooks/, and store what they print and draw
 	@$(BIN)/python -m tests.notebooks
 
-bench: java $(STAMP) ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
+bench: java kernels ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 site: $(STAMP) ## the documentation with a reference of the Python API, as pages: build/site
@@ -99,7 +104,7 @@ sbom: $(STAMP) ## what is installed with natslog, as CycloneDX: dist/natslog.cdx
 	@mkdir -p dist && $(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/natslog.cdx.json $(BIN)/python
 	@echo "wrote dist/natslog.cdx.json"
 
-demo: java $(STAMP) ## NATS, broker, Spark and back, on live events (or FILE=events.csv; TLS=1: with TLS, users, tokens; KEEP=1)
+demo: java kernels ## NATS, broker, Spark and back, on live events (or FILE=events.csv; TLS=1: with TLS, users, tokens; KEEP=1)
 	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)") $(if $(TLS),--tls) $(if $(KEEP),--keep)
 
 clean: ## remove .venv and caches

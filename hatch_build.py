@@ -1,19 +1,22 @@
-"""Puts into the wheel what is made here: the columnar reader for Spark, if there is a JDK, and the libraries of the
-console, if there is npm.
+"""Puts into the wheel what is made here: the compiled kernels, the columnar reader for Spark, if there is a JDK, and
+the libraries of the console, if there is npm.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_JAR_LATER = "NATSLOG_JAR_LATER"
-"""Set by `make install`, which builds the jar against the PySpark that it has just installed."""
+_BUILT_LATER = "NATSLOG_BUILT_LATER"
+"""Set by `make install`, which makes all of it with what it has just installed."""
+_MACHINE = "NATSLOG_MACHINE"
+"""Names the machine that the wheel is for, where it is another one than this: x86_64 or aarch64."""
 
 
 def _builder(folder: str = "connector/jvm") -> ModuleType:
@@ -26,28 +29,49 @@ def _builder(folder: str = "connector/jvm") -> ModuleType:
     return module
 
 
+def _machine() -> str:
+    return os.environ.get(_MACHINE) or platform.machine()
+
+
 class JarHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def _is_wanted(self) -> bool:
         builder = _builder()
         has_jdk = builder.tool("javac") is not None and builder.tool("jar") is not None
-        return has_jdk and not builder.is_current(builder.TARGET) and _JAR_LATER not in os.environ
+        return has_jdk and not builder.is_current(builder.TARGET) and _BUILT_LATER not in os.environ
 
     def dependencies(self) -> list[str]:
-        return ["pyspark>=4.2"] if self._is_wanted() else []
+        needed = ["pyspark>=4.2"] if self._is_wanted() else []
+        kernels, machine = _builder("broker/kernels"), _machine()
+        if machine in kernels.LEVELS and not kernels.is_current(machine) and _BUILT_LATER not in os.environ:
+            needed += kernels.DEPENDENCIES
+        return needed
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._add_kernels(build_data)
         self._add_jar(build_data)
         self._add_console(build_data)
 
+    def _add_kernels(self, build_data: dict[str, Any]) -> None:
+        builder, machine = _builder("broker/kernels"), _machine()
+        if machine not in builder.LEVELS:
+            self.app.display_warning(f"kernels are not compiled for {machine}: the wheel runs them as Python, slowly")
+            return
+        if _BUILT_LATER in os.environ:
+            return
+        if not builder.is_current(machine):
+            builder.build(machine)
+        build_data["artifacts"].append(f"{builder.FOLDER.relative_to(self.root)}/*")
+        build_data["pure_python"], build_data["tag"] = False, f"py3-none-manylinux_2_17_{machine}"
+
     def _add_console(self, build_data: dict[str, Any]) -> None:
         builder = _builder("console")
-        if not builder.is_current() and _JAR_LATER not in os.environ and builder.npm() is not None:
+        if not builder.is_current() and _BUILT_LATER not in os.environ and builder.npm() is not None:
             builder.build()
         if builder.is_current():
             build_data["artifacts"].append(f"{builder.TARGET.relative_to(self.root)}/*")
-        elif _JAR_LATER not in os.environ:
+        elif _BUILT_LATER not in os.environ:
             self.app.display_warning("no npm was found: the wheel has no console in the browser")
 
     def _add_jar(self, build_data: dict[str, Any]) -> None:
@@ -56,5 +80,5 @@ class JarHook(BuildHookInterface[Any]):
             builder.build(builder.TARGET)
         if builder.TARGET.is_file():
             build_data["artifacts"].append(str(builder.TARGET.relative_to(self.root)))
-        elif _JAR_LATER not in os.environ:
+        elif _BUILT_LATER not in os.environ:
             self.app.display_warning("no JDK was found: the wheel has no columnar reader for Spark (natslog-spark.jar)")

@@ -222,7 +222,7 @@ def _take_files(output: int, errors: int) -> None:
 def main() -> None:
     for name in ("natslog.cli", "natslog.client.publisher", "natslog.runner"):
         importlib.import_module(name)
-    importlib.import_module("natslog.ingest.warmup").warm_up()
+    importlib.import_module("natslog.wire.library").library()
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a fork would copy one thread only"

@@ -1,6 +1,6 @@
 """The phases of `make test` and `make test-all`, and the report over all tests that ran.
 
-    python -m tests.phases prepare    compiles the kernels, and writes the archive of Spark's classes
+    python -m tests.phases prepare    writes the archive of Spark's classes
     python -m tests.phases test       every phase without the tests marked `long`
     python -m tests.phases test-all [PHASE …]   with the tests marked `long` only: nothing runs twice
     python -m tests.phases test-extended   those marked `extended`, which are in neither
@@ -143,10 +143,7 @@ def run_all(command: str, names: Sequence[str] = ()) -> int:
 def prepare() -> dict[str, str]:
     """What all phases need first, made once in a checkout. Returns variables for pytest."""
     RESULTS.mkdir(exist_ok=True)
-    compiling = subprocess.Popen([sys.executable, "-m", "tests.kernels"], cwd=ROOT)
     environment = quick_sparks(ROOT / ".test-cache")
-    if compiling.wait():
-        raise SystemExit("the kernels could not be compiled")
     # Hundreds of processes start: none of them has to compile what another one has compiled.
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | environment
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from natslog.ingest import acks
 from natslog.ingest.batches import BatchBuilder
-from natslog.ingest.warmup import warm_up
 from natslog.wire.frames import FrameParser
 from natslog.wire.layout import SID
 from tests.bench.raw_nats import RawConnection
@@ -20,7 +19,6 @@ _OUR_SID = 2
 
 
 def main(port: int, subject: str) -> None:
-    warm_up()
     connection = RawConnection(port)
     connection.socket.setblocking(True)
     connection.socket.sendall(f"SUB {subject} {_OUR_SID}\r\n".encode())

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from natslog.errors import NatslogError
-from natslog.ingest.warmup import compile_aside
 from tests.chaos import report
 from tests.chaos.checkers import (
     Copy,
@@ -143,7 +142,6 @@ class Run:
     # ---- from beginning to end ----
 
     def run(self) -> tuple[dict[str, Any], bool]:
-        compile_aside()  # or else each of the brokers does, the first time on a machine
         cluster = self.cluster.start()
         with cluster.client() as client:
             for name, wanted in STREAMS.items():

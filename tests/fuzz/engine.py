@@ -12,23 +12,13 @@ WITHIN_S = 120
 """Of the clock, after which libFuzzer ends the process: long, because other programs may use the machine. The limit of
 CPU time is `target.MOST_S`.
 """
-_KERNELS = (
-    *(f"natslog.wire.{name}" for name in (
-        "compiled", "kernels", "kernels_acks", "kernels_envelopes", "kernels_hash", "kernels_ids", "kernels_out",
-        "machine_code", "native_build", "row_hashes",
-    )),
-    *(f"pyspark_natslog.payload.{name}" for name in (
-        "kernels", "kernels_avro", "kernels_flat", "kernels_json", "kernels_scalars", "kernels_tokens", "tree",
-    )),
-)  # fmt: skip
-"""numba compiles the bytecode of these modules, which must be as it was written."""
 _MODELS = ("tests.unit.connector.payload.test_json", "fastavro._read_py", "tests.fuzz.models")
 
 
 def main(module: str, name: str, arguments: list[str]) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["natslog", "pyspark_natslog", *_MODELS], exclude=list(_KERNELS)):
+    with atheris.instrument_imports(include=["natslog", "pyspark_natslog", *_MODELS]):
         importlib.import_module(module)
     from tests.fuzz.target import TARGETS
 

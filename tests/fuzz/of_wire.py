@@ -14,7 +14,7 @@ from natslog.ingest.batches import BatchBuilder
 from natslog.ingest.conditions import conditions_of, marked
 from natslog.ingest.envelopes import Envelope, Refused
 from natslog.ingest.unwanted import split_by_text
-from natslog.wire import native, plain
+from natslog.wire import native
 from natslog.wire.envelope import COOKIE, MAX_ROWS, MESSAGE_OPENING, OPENING, enveloped
 from natslog.wire.frames import FrameParser, Frames, MalformedFrame, Scan
 from natslog.wire.layout import (
@@ -33,6 +33,7 @@ from natslog.wire.outgoing import BY_REPLY
 from natslog.wire.own_ids import packed_id, unpacked
 from tests.fuzz.target import target
 from tests.unit.client.test_in_flight import INBOX, STREAMS, ack, rows_of
+from tests.unit.wire import plain_scan
 
 Found = list[tuple[Any, ...]]
 _TAIL = b"MSG tail 7 2\r\nok\r\n"
@@ -84,7 +85,7 @@ def check_frames(data: bytes) -> None:
     """The compiled scanner and the plain one find the same frames, whole, in pieces, byte by byte, and with more
     frames behind.
     """
-    whole, is_malformed = parsed(plain.scan, [data])
+    whole, is_malformed = parsed(plain_scan.scan, [data])
     assert parsed(native.scan, [data]) == (whole, is_malformed), "the scanners differ"
     third = len(data) // 3
     splits = [[data[: data[0] % len(data)], data[data[0] % len(data) :]]] if data else []

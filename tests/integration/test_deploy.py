@@ -27,7 +27,6 @@ import yaml
 from natslog.client import ClientOptions, NatslogClient
 from natslog.nats_server import end_with_parent, find_binary
 from natslog.security.certificates import make_certificates
-from natslog.wire import machine_code
 from tests.chaos.network import CLIENTS, NATS, Network, address, missing_for_network
 from tests.harness import eventually, publish_acked
 from tests.pages import runs
@@ -220,14 +219,6 @@ def folder(path: Path, files: Mapping[str, str] = {}, mode: int = 0o440) -> Path
     return path
 
 
-def cache(path: Path) -> Path:
-    """With the kernels that this machine has compiled already: three brokers at once would take a minute for it."""
-    folder(path / "natslog")
-    if (library := machine_code.found()) is not None:
-        shutil.copy2(library, path / "natslog")
-    return path
-
-
 def check(
     hosts: Hosts,
     brokers: Sequence[Container],
@@ -311,9 +302,8 @@ def test_three_brokers_of_the_compose_file(network: Network, tmp_path: Path) -> 
         Container(
             at,
             ["natslog", *services[f"natslog-{at}"]["command"]],
-            services[f"natslog-{at}"]["environment"] | {"NUMBA_CACHE_DIR": "/var/cache/natslog"},  # of the image
+            services[f"natslog-{at}"]["environment"],
             {
-                "/var/cache/natslog": cache(tmp_path / f"cache-{at}"),
                 "/var/lib/natslog": folder(tmp_path / f"data-{at}"),
                 "/run/secrets": secret,
             },
@@ -341,10 +331,9 @@ def test_three_brokers_of_the_chart(helm: Path, network: Network, tmp_path: Path
     brokers = []
     for at in range(3):
         fields = {"metadata.name": f"demo-{at}"}
-        variables = {"NUMBA_CACHE_DIR": "/var/cache/natslog"} | environment_of(container, fields)  # of the image
+        variables = environment_of(container, fields)
         places = {
             "data": folder(tmp_path / f"data-{at}"),
-            "cache": cache(tmp_path / f"cache-{at}"),
             "tmp": folder(tmp_path / f"tmp-{at}"),
             "run": folder(tmp_path / f"run-{at}", {"rack": f"zone-{at}"}),
             "config": files,
@@ -434,7 +423,6 @@ def test_three_brokers_of_the_systemd_unit(network: Network, tmp_path: Path, pag
         mounts = {
             "/etc/natslog": files,
             "/var/lib/natslog": folder(tmp_path / f"data-{at}"),
-            "/var/cache/natslog": cache(tmp_path / f"cache-{at}"),
         }
         command = [str(BIN / "natslog"), *start.split()[1:]]
         brokers.append(Container(at, command, environment, mounts))

@@ -122,15 +122,6 @@ def test_before_the_first_start(broker: BrokerProcess, tmp_path: Path) -> None:
     assert found["nats.jetstream"][0]["state"] == "warning"
 
 
-@pytest.mark.long
-def test_nothing_is_compiled_where_no_broker_has_done_it(broker: BrokerProcess, tmp_path: Path) -> None:
-    """It takes longer than servers are waited for, so that a NATS server that answers was a problem."""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    found = by_check(natslog("doctor", "--json", *settings_of(broker), env=environment).stdout)
-    assert states(found, "nats.round_trip") == ["ok"]
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
 def test_without_settings_only_the_brokers_are_checked(broker: BrokerProcess, tmp_path: Path) -> None:
     code, found = diagnosed(url=broker.url, folder=tmp_path)
     assert code == 0

@@ -22,7 +22,6 @@ from natslog.client.appending import PartUploader
 from natslog.errors import DataDirError
 from natslog.nats_server import NatsServer
 from natslog.node.data_dir import DataDir
-from natslog.wire import machine_code
 from tests.harness import BrokerProcess, all_values, eventually, natslog, publish_acked, running, write_secret
 
 UMASKS = (0, 0o022)
@@ -201,16 +200,6 @@ def as_nobody() -> list[str]:
     return base
 
 
-def compiled_kernels(folder: Path) -> dict[str, str]:
-    """So that the user, who cannot read the file of this one, does not compile them for a minute."""
-    found = machine_code.found()
-    if found is None:
-        return {}
-    copy = Path(shutil.copy(found, folder))
-    os.chown(copy, NOBODY, NOBODY)
-    return {machine_code.FILE_VARIABLE: str(copy)}
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
 @pytest.mark.long
@@ -219,7 +208,7 @@ def test_a_broker_runs_as_a_user_without_rights(nats: NatsServer) -> None:
     try:
         os.chown(folder, NOBODY, NOBODY)
         broker = BrokerProcess(folder / "data", nats.url)
-        broker.prefix, broker.environment = as_nobody(), {"HOME": str(folder)} | compiled_kernels(folder)
+        broker.prefix, broker.environment = as_nobody(), {"HOME": str(folder)}
         try:
             broker.start()
             assert {Path(f"/proc/{broker.pid}").stat().st_uid} == {NOBODY}

@@ -33,7 +33,7 @@ from natslog.client.publish_spans import PublishSpan, begin_span
 from natslog.errors import InvalidRequest, NatsUnavailable, PublishFailed
 from natslog.model import MAX_IN_FLIGHT, Ack
 from natslog.wire.enveloping import as_envelopes
-from natslog.wire.frames import Frames, load_scan
+from natslog.wire.frames import Frames
 from natslog.wire.link import NatsCredentials, NatsLink
 from natslog.wire.outgoing import BY_HEADER, BY_REPLY, ack_header_bytes
 from natslog.wire.outgoing_rows import Rows, check_rows
@@ -125,7 +125,6 @@ class Publisher:
     def __enter__(self) -> Publisher:
         if self._thread.ident is not None:
             raise InvalidRequest("this publisher was used before: make a new one")
-        load_scan()  # before the clock of the connection runs
         self._thread.start()
         try:
             self._run(self._open())

@@ -80,6 +80,7 @@ CHECKS = (
     Check("network.port", "machine", machine.port),
     Check("network.names", "machine", machine.names),
     Check("versions.packages", "machine", machine.packages),
+    Check("versions.kernels", "machine", machine.kernels),
     Check("versions.brokers", "cluster", cluster.versions),
     Check("versions.feature_level", "cluster", cluster.feature_level),
     Check("cluster.answer", "cluster", cluster.answer),

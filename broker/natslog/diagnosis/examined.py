@@ -34,8 +34,8 @@ class Limits(msgspec.Struct, kw_only=True):
 
 class MachineFacts(msgspec.Struct, kw_only=True):
     """`clock_error_s`: the largest error that the kernel states; None if it states nothing. `missing`: packages of
-    natslog[broker] that are not installed. `port_problem`: why the HTTP port cannot be used, `names`: hosts of the
-    settings that are not found, with the reason.
+    natslog[broker] that are not installed. `kernels_problem`: why no compiled kernels are used. `port_problem`: why
+    the HTTP port cannot be used, `names`: hosts of the settings that are not found, with the reason.
     """
 
     user: int
@@ -48,6 +48,7 @@ class MachineFacts(msgspec.Struct, kw_only=True):
     python: str
     versions: dict[str, str]
     missing: list[str]
+    kernels_problem: str = ""
     port_problem: str = ""
     names: dict[str, str] = {}
 

@@ -85,7 +85,6 @@ def isolated(work: Callable[[], Result], kind: type[Result], within_s: float) ->
 def _run(work: Callable[[], Any], writing: int) -> None:
     """In the child; does not return."""
     try:
-        os.environ["NUMBA_DISABLE_JIT"] = "1"  # to compile kernels takes longer than servers are waited for
         logging.disable(logging.CRITICAL)  # what a library logs is in the result, or of no interest
         _limit_memory()
         try:

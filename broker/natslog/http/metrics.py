@@ -34,6 +34,7 @@ from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 from natslog.security.limits import Limits
 from natslog.subjects import is_internal
+from natslog.wire import library
 
 logger = logging.getLogger("natslog.http")
 
@@ -235,6 +236,10 @@ class _BrokerCollector:
     def _cluster(self) -> Iterator[Metric]:
         group, hosting = self._broker.cluster.group, self._broker.hosting
         numbers: dict[str, tuple[str, float]] = {
+            "natslog_kernels_compiled": (
+                "1 where compiled kernels process messages; 0: slow",
+                float(library.library() is not None),
+            ),
             "natslog_metadata_term": ("Raft term", group.raft.term),
             "natslog_metadata_leader": ("1 on the metadata leader", float(group.is_leader)),
             "natslog_metadata_commit_index": ("Committed metadata entries", group.raft.commit),

@@ -24,7 +24,6 @@ from natslog.errors import (
     NatslogError,
     ShuttingDown,
 )
-from natslog.ingest.warmup import compile_aside, warm_up
 from natslog.log_events import event
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.clock import wait_for_at_most
@@ -64,6 +63,7 @@ from natslog.security.audit import AuditLog
 from natslog.security.guard import Guard
 from natslog.security.tls import BrokerTls, TlsFiles
 from natslog.security.tokens import id_in
+from natslog.wire import library
 from natslog.wire.lanes import LANES, NatsLanes
 from natslog.wire.leaf import LeafLink
 from natslog.wire.link import NatsCredentials
@@ -228,9 +228,12 @@ class Broker:
         """Joins the cluster and opens all logs. Returns when messages are accepted, or when the broker waits for
         NATS.
         """
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writers, compile_aside)
-        await loop.run_in_executor(self._writers, warm_up)
+        if (reason := library.reason()) is not None:
+            logger.warning(
+                "messages are processed slowly, because there is no library of compiled kernels: %s",
+                reason,
+                extra=event("kernels.not_compiled", reason=reason),
+            )
         await self.link.open()
         if self.leaf is not None:
             await self.leaf.open()

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from natslog.wire import machine_code, native, plain
+from natslog.wire import native
 from natslog.wire.layout import FRAME_COLUMNS, MAX_FRAME_BYTES, SID, ScanResult
 
 Scan = Callable[[npt.NDArray[np.uint8], int, int, npt.NDArray[np.int64]], tuple[int, int, int, bool]]
 
-default_scan: Scan = native.scan if machine_code.have_numba() else plain.scan
 RECEIVE_BYTES = 1024 * 1024
 _LEAST_ROOM_BYTES = RECEIVE_BYTES // 4
 _ROWS_AT_ONCE = 8192
@@ -61,7 +60,7 @@ class Frames:
 class FrameParser:
     """One per connection. `room` and `filled` (or `receive_data`), then exhaust `frames()`."""
 
-    def __init__(self, scan: Scan = default_scan) -> None:
+    def __init__(self, scan: Scan = native.scan) -> None:
         self._scan = scan
         self._buffer = np.empty(RECEIVE_BYTES, np.uint8)
         self._start = 0
@@ -123,12 +122,3 @@ class FrameParser:
             self._buffer = np.empty(max(size, 2 * len(self._buffer)), np.uint8)
         self._buffer[: len(rest)] = rest.copy() if len(rest) > self._start else rest
         self._start, self._end = 0, len(rest)
-
-
-def load_scan() -> None:
-    """Loads the scanning kernels, or compiles them: that takes seconds, once per machine, and no connection should wait
-    for it.
-    """
-    parser = FrameParser()
-    parser.receive_data(b"PING\r\n")
-    assert [len(frames.rows) for frames in parser.frames()] == [1]

@@ -1,7 +1,6 @@
 """Kernels for received data: scanning frames, gathering columns, splitting header blocks.
 
-Each works on whole receive buffers and never on a message at a time from Python. `scan` has a plain Python version in
-`plain.py`.
+Each works on whole receive buffers and never on a message at a time from Python.
 """
 
 from __future__ import annotations
@@ -10,21 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import (
-    COLON,
-    CR,
-    LF,
-    SPACE,
-    TAB,
-    compiled,
-    copy_bytes,
-    equals,
-    find_line_end,
-    inlined,
-    is_blank,
-    read_number,
-)
+from natslog.wire.compiled import compiled, copy_bytes, inlined
 from natslog.wire.kernels_ids import pack_id
+from natslog.wire.kernels_text import COLON, CR, LF, SPACE, TAB, equals, find_line_end, is_blank, read_number
 from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
 
 _M, _S, _G, _H = 77, 83, 71, 72
@@ -83,12 +70,6 @@ def _message_row(
     out[count, 8] = start + header_bytes
     out[count, 9] = total_bytes - header_bytes
     return True
-
-
-@compiled
-def scan(buffer: Any, start: int, length: int, out: Any) -> tuple[int, int, int, bool]:
-    """Finds whole frames in `buffer[start:length]`; the fields of `layout.ScanResult`."""
-    return scan_with(buffer, start, length, out, np.zeros((6, 2), np.int64))
 
 
 @compiled

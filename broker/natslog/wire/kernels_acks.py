@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import COLON, SPACE, compiled, equals, find_line_end, inlined, is_blank
+from natslog.wire.compiled import compiled, inlined
+from natslog.wire.kernels_text import COLON, SPACE, equals, find_line_end, is_blank
 
 _DOLLAR, _DELETE = 36, 127
 _OF_DELIVERIES = np.frombuffer(b"$JS.ACK.", np.uint8)

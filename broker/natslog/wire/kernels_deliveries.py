@@ -6,19 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import (
-    CR,
-    LF,
-    SPACE,
-    compiled,
-    copy_bytes,
-    digits_of,
-    equals,
-    inlined,
-    put_number,
-    put_text,
-    read_number,
-)
+from natslog.wire.compiled import compiled, copy_bytes, inlined
+from natslog.wire.kernels_text import CR, LF, SPACE, digits_of, equals, put_number, put_text, read_number
 
 _LEAF_MESSAGE = np.frombuffer(b"LMSG ", np.uint8)
 _LEAF_HEADED = np.frombuffer(b"HMSG ", np.uint8)

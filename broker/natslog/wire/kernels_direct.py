@@ -6,20 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import (
-    CR,
-    LF,
-    SPACE,
-    ZERO,
-    compiled,
-    copy_bytes,
-    digits_of,
-    equals,
-    inlined,
-    put_number,
-    put_text,
-    read_number,
-)
+from natslog.wire.compiled import compiled, copy_bytes, inlined
+from natslog.wire.kernels_text import CR, LF, SPACE, ZERO, digits_of, equals, put_number, put_text, read_number
 
 _SEQUENCE = np.frombuffer(b'{"seq":', np.uint8)
 _LAST = np.frombuffer(b'{"last_by_subj":', np.uint8)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import CR, LF, compiled, equals
+from natslog.wire.compiled import compiled
+from natslog.wire.kernels_text import CR, LF, equals
 
 
 @compiled

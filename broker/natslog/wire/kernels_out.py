@@ -6,20 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import (
-    CR,
-    LF,
-    SPACE,
-    compiled,
-    copy_bytes,
-    digits_of,
-    equals,
-    inlined,
-    is_blank,
-    put_number,
-    put_text,
-    read_number,
-)
+from natslog.wire.compiled import compiled, copy_bytes, inlined
+from natslog.wire.kernels_text import CR, LF, SPACE, digits_of, equals, is_blank, put_number, put_text, read_number
 
 _H, _P, _U, _B = 72, 80, 85, 66
 _VERSION_LINE = np.frombuffer(b"NATS/1.0\r\n", np.uint8)

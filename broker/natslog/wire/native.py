@@ -1,22 +1,22 @@
-"""The kernels, as all but the compiler call them: machine code without numba, or else what Python has.
+"""The kernels, as everybody calls them: functions of the compiled library (`library`), or else what Python has.
 
-Each is resolved at its first call: from the library of compiled kernels (`machine_code`) where there is one; else from
-its module, compiled by numba in this process or, without numba, uncompiled. The results are the same.
+Each is resolved at its first call. The results are the same.
 
-Arrays are passed as they are. The machine code compares type, dimensions and layout (C-contiguous) with what is stated
-here, and raises TypeError for others.
+Arrays are passed as they are. The library compares type, dimensions and layout (C-contiguous) with what is stated here,
+and raises TypeError for others.
 """
 
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from natslog.wire import machine_code
+from natslog.wire import library
 
 
 class Array(NamedTuple):
@@ -30,9 +30,22 @@ class _Integer(NamedTuple):
     """An argument: an integer of at most 64 bits, with sign."""
 
 
+class Group(NamedTuple):
+    """An argument: a tuple of arrays.
+
+    Attributes:
+        type: of NamedTuple, that the kernel takes; None: a plain tuple.
+    """
+
+    members: tuple[Array, ...]
+    type: Any = None
+
+
+Argument: TypeAlias = Array | _Integer | Group
+
 INTEGER = _Integer()
 BYTES, MARKS, LONGS, OFFSETS = Array("uint8"), Array("bool"), Array("int64"), Array("int32")
-WORDS = Array("uint64")
+WORDS, REALS = Array("uint64"), Array("float64")
 ROWS, HASHES, PACKED, MARK_ROWS = Array("int64", 2), Array("uint64", 2), Array("uint8", 2), Array("bool", 2)
 
 KERNELS: list[Kernel] = []
@@ -43,12 +56,17 @@ class Kernel:
 
     Args:
         results: how many integers it returns: none (0 is returned, or None), one, or a sequence of several.
+
+    Attributes:
+        symbol: its name in the library, which depends on what it takes: one that takes something else is not found.
     """
 
-    __slots__ = ("_call", "_is_native", "arguments", "module", "name", "results")
+    __slots__ = ("_call", "_is_native", "arguments", "module", "name", "results", "symbol")
 
-    def __init__(self, module: str, name: str, *arguments: Array | _Integer, results: int = 0) -> None:
+    def __init__(self, module: str, name: str, *arguments: Argument, results: int = 0) -> None:
         self.module, self.name, self.arguments, self.results = module, name, arguments, results
+        taken = [tuple(one.members) if isinstance(one, Group) else tuple(one) for one in arguments]
+        self.symbol = f"{name}_{zlib.crc32(repr((taken, results)).encode()):08x}"
         self._call: Callable[..., Any] = self._resolve
         self._is_native = False
         KERNELS.append(self)
@@ -66,15 +84,25 @@ class Kernel:
         return getattr(importlib.import_module(self.module), self.name)
 
     def _resolve(self, *arguments: Any) -> Any:
-        library = machine_code.library()
-        self._is_native = library is not None
-        self._call = self.python() if library is None else self._native(library)
+        found = library.library()
+        function = None if found is None else found.function(self.symbol)
+        self._is_native = function is not None
+        self._call = self.python() if function is None else self._native(function)
         if globals().get(self.name) is self:
             globals()[self.name] = self._call  # calls of `native.name` go there without the way through this object
         return self._call(*arguments)
 
-    def _native(self, library: machine_code.Library) -> Callable[..., Any]:
-        function, results = library.function(self.name), self.results
+    def _native(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        results = self.results
+        if any(isinstance(kind, Group) for kind in self.arguments):
+            kinds, inner = self.arguments, function
+
+            def function(*arguments: Any) -> Any:
+                flat: list[Any] = []
+                for kind, given in zip(kinds, arguments, strict=True):
+                    flat += given if isinstance(kind, Group) else (given,)
+                return inner(*flat)
+
         if results < 2:
             return function
 

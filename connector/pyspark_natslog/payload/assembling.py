@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DecimalType
 
-from pyspark_natslog.payload.tree import (
+from pyspark_natslog.payload.layout import (
     BINARY,
     BITS,
     BOOL,
@@ -28,8 +28,8 @@ from pyspark_natslog.payload.tree import (
     STRUCT,
     VALID,
     Columns,
-    Tree,
 )
+from pyspark_natslog.payload.tree import Tree
 
 _INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from pyspark.sql.types import DecimalType, StructField, StructType
 
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload import assembling, kernels_avro
+from pyspark_natslog.payload import assembling, kernels_avro, native
 from pyspark_natslog.payload.avro_schema import AvroNode
-from pyspark_natslog.payload.kernels_avro import CUT_SHORT, GOOD, NO_DATUM, OTHER_HEADER, TRAILING, decode_avro
+from pyspark_natslog.payload.kernels_avro import CUT_SHORT, GOOD, NO_DATUM, OTHER_HEADER, TRAILING
+from pyspark_natslog.payload.layout import Words
 from pyspark_natslog.payload.rows import Decoded
 from pyspark_natslog.payload.tree import Tree, as_nullable
 
@@ -22,20 +22,6 @@ _OPS = {
     "string": kernels_avro.STRING, "fixed": kernels_avro.FIXED, "enum": kernels_avro.ENUM,
     "record": kernels_avro.RECORD, "array": kernels_avro.ARRAY, "map": kernels_avro.MAP, "union": kernels_avro.UNION,
 }  # fmt: skip
-
-
-class Words(NamedTuple):
-    """One word of memory, as bits and as reals."""
-
-    bits: Any
-    single_bits: Any
-    real: Any
-    single: Any
-
-    @classmethod
-    def new(cls) -> Words:
-        word = np.zeros(1, np.uint64)
-        return cls(word, word.view(np.uint32), word.view(np.float64), word.view(np.float32))
 
 
 class AvroDecoder:
@@ -81,7 +67,9 @@ class AvroDecoder:
         columns = self._tree.room(rows, len(text))
         results, where = np.empty(rows, np.uint8), np.zeros((rows, 2), np.int64)
         stack = np.empty((self._depth + 1, 3), np.int64)
-        decode_avro(columns, self._program, self._header, text, payloads.offsets, results, where, stack, Words.new())
+        native.decode_avro(
+            columns, self._program, self._header, text, payloads.offsets, results, where, stack, Words.new()
+        )
         return Decoded(
             arrays=assembling.arrays(self._tree, columns),
             malformed=results != GOOD,

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from natslog.arrow.payloads import Payloads
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import MalformedPayload
+from natslog.wire import library
 from pyspark_natslog.payload.options import PayloadOptions
 from pyspark_natslog.payload.rows import Decoded, Decoder
 from pyspark_natslog.source.buckets import BUCKET_METADATA, Bucket
@@ -164,11 +165,9 @@ def _failure(decoded: Decoded, chunk: Any, stream: str) -> MalformedPayload:
     )
 
 
-def _warn_without_numba() -> None:
-    from natslog.wire.compiled import HAVE_NUMBA  # a slow import, which untyped reads do not need
-
-    if not HAVE_NUMBA:
-        logger.warning("numba is not installed, so payloads are decoded slowly: run pip install 'natslog[spark]'")
+def _warn_if_slow() -> None:
+    if (reason := library.reason()) is not None:
+        logger.warning("payloads are decoded slowly, because there is no library of compiled kernels: %s", reason)
 
 
 def _rescuer(payload: PayloadOptions, wanted: Sequence[str]) -> Rescuer | None:
@@ -182,7 +181,7 @@ def _rescuer(payload: PayloadOptions, wanted: Sequence[str]) -> Rescuer | None:
 def _json_kernel(columns: StructType) -> Decoder:
     from pyspark_natslog.payload.json_rows import JsonDecoder  # a slow import, which most data do not need
 
-    _warn_without_numba()
+    _warn_if_slow()
     return JsonDecoder(columns)
 
 
@@ -193,7 +192,7 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
 
         return StringDecoder()
     if payload.format == "variant":
-        _warn_without_numba()
+        _warn_if_slow()
         from pyspark_natslog.payload.variant_rows import VariantDecoder
 
         return VariantDecoder()
@@ -212,7 +211,7 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
 
         return JsonPaths(columns, partial(_json_kernel, columns))
     if payload.format == "avro":
-        _warn_without_numba()
+        _warn_if_slow()
         from pyspark_natslog.payload.avro_rows import AvroDecoder
 
         if payload.registry is not None:

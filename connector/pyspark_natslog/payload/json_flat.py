@@ -29,7 +29,8 @@ from pyspark.sql.types import (
 from natslog.arrow import json_guards
 from natslog.arrow.json_times import parsed_type, with_times
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload.kernels_flat import BOOLEAN, MOST_MEMBERS, REAL, TEXT, TEXTS, WHOLE, decode_flat
+from pyspark_natslog.payload import native
+from pyspark_natslog.payload.kernels_flat import BOOLEAN, MOST_MEMBERS, REAL, TEXT, TEXTS, WHOLE
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
 from pyspark_natslog.payload.rows import Decoded
 
@@ -95,7 +96,7 @@ class FlatJson:
         data = np.empty(max(self._slots, 1) * len(text), np.uint8)
         room = len(text) // _LEAST_ITEM_BYTES + 1  # for each list column: a zero, and the ends of its strings
         item_ends = np.zeros(max(self._lists, 1) * room, np.int32)
-        done = decode_flat(
+        done = native.decode_flat(
             text, payloads.offsets, self._columns, self._names, valid, cells, reals, data, item_ends, room,
             self._members, self._levels,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Protocol
 from pyspark.sql.types import StructType
 
 from natslog.arrow.payloads import Payloads
+from natslog.wire import library
 from pyspark_natslog.payload.json_arrow import ArrowJson, supports
 from pyspark_natslog.payload.rows import Decoded, Decoder
 
@@ -91,7 +92,6 @@ class JsonPaths:
 
 def _flat_path(schema: StructType) -> _FastPath | None:
     """None where a column's type is not supported, or nothing compiles the kernel."""
-    from natslog.wire.compiled import HAVE_NUMBA  # a slow import, as the next one
     from pyspark_natslog.payload.json_flat import FlatJson, supports
 
-    return _FastPath(FlatJson(schema)) if HAVE_NUMBA and supports(schema) else None
+    return _FastPath(FlatJson(schema)) if library.library() is not None and supports(schema) else None

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload import assembling
-from pyspark_natslog.payload.kernels import rows_are_utf8
+from pyspark_natslog.payload import assembling, native
 from pyspark_natslog.payload.kernels_json import (
     BLANK,
     BROKEN,
@@ -20,11 +19,11 @@ from pyspark_natslog.payload.kernels_json import (
     NO_TEXT,
     TRAILING,
     WRONG_VALUE,
-    decode_json,
 )
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
+from pyspark_natslog.payload.layout import CELL, COUNT, FLOAT, Columns
 from pyspark_natslog.payload.rows import Decoded
-from pyspark_natslog.payload.tree import CELL, COUNT, FLOAT, Columns, Tree
+from pyspark_natslog.payload.tree import Tree
 
 _REASONS = {
     BROKEN: "it is not valid JSON at byte {at}",
@@ -50,12 +49,12 @@ class JsonDecoder:
         rows = len(payloads)
         columns = tree.room(rows, len(text))
         usable, results = np.ones(rows, np.uint8), np.empty(rows, np.uint8)
-        rows_are_utf8(text, offsets, usable)
+        native.rows_are_utf8(text, offsets, usable)
         where = np.zeros((rows, 2), np.int64)
         hard = np.empty((len(text) // 4 + 2, 4), np.int64)
         hard[0, 0] = 0
         longest = max(len(node.name.encode()) for node in tree.nodes)
-        decode_json(
+        native.decode_json(
             columns,
             text,
             offsets,

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from natslog.wire.compiled import copy_bytes, uncounted
-from pyspark_natslog.payload.tree import (
+from natslog.wire.compiled import compiled, copy_bytes
+from pyspark_natslog.payload.layout import (
     BINARY,
     BYTES,
     CELL,
@@ -33,13 +33,13 @@ Word: TypeAlias = Any
 """A number in a kernel: Python's or numpy's."""
 
 
-@uncounted
+@compiled
 def last_end(c: Any, node: Word, position: Word) -> Word:
     """Where the bytes or items of this position begin."""
     return c.cells[c.table[node, CELL] + position - 1] if position > 0 else 0
 
 
-@uncounted
+@compiled
 def put(c: Any, node: Word, position: Word, value: Word) -> None:
     """An entry whose cell is `value`."""
     c.cells[c.table[node, CELL] + position] = value
@@ -47,14 +47,14 @@ def put(c: Any, node: Word, position: Word, value: Word) -> None:
     c.table[node, COUNT] = position + 1
 
 
-@uncounted
+@compiled
 def put_real(c: Any, node: Word, position: Word, value: Word) -> None:
     c.reals[c.table[node, CELL] + position] = value
     c.data[c.table[node, VALID] + position] = 1
     c.table[node, COUNT] = position + 1
 
 
-@uncounted
+@compiled
 def put_wide(c: Any, node: Word, position: Word, low: Word, high: Word) -> None:
     """A decimal: its low and high 64 bits."""
     cell = c.table[node, CELL] + 2 * position
@@ -64,7 +64,7 @@ def put_wide(c: Any, node: Word, position: Word, low: Word, high: Word) -> None:
     c.table[node, COUNT] = position + 1
 
 
-@uncounted
+@compiled
 def put_bytes(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word) -> None:
     """A string or binary with these bytes."""
     at = last_end(c, node, position)
@@ -72,7 +72,7 @@ def put_bytes(c: Any, node: Word, position: Word, text: Any, start: Word, end: W
     put(c, node, position, at + end - start)
 
 
-@uncounted
+@compiled
 def put_null(c: Any, node: Word, position: Word) -> None:
     """A null at this position of the node, and of all nodes below that have an entry for it."""
     at, end = node, c.table[node, END]
@@ -90,7 +90,7 @@ def put_null(c: Any, node: Word, position: Word) -> None:
         at = c.table[at, END] if kind in (LIST, MAP) else at + 1
 
 
-@uncounted
+@compiled
 def take_back(c: Any, node: Word, position: Word) -> None:
     """Removes all entries of the subtree from this position on."""
     c.table[node, COUNT] = position
@@ -106,7 +106,7 @@ def take_back(c: Any, node: Word, position: Word) -> None:
         at += 1
 
 
-@uncounted
+@compiled
 def close_struct(c: Any, node: Word, position: Word) -> None:
     """Ends a struct that is not null; children without a value are null."""
     child, end = node + 1, c.table[node, END]
@@ -118,13 +118,13 @@ def close_struct(c: Any, node: Word, position: Word) -> None:
     c.table[node, COUNT] = position + 1
 
 
-@uncounted
+@compiled
 def close_repeated(c: Any, node: Word, position: Word) -> None:
     """Ends a list or map with the items that have been added."""
     put(c, node, position, c.table[node + 1, COUNT])
 
 
-@uncounted
+@compiled
 def is_utf8(text: Any, start: Word, end: Word) -> bool:
     """Whether the bytes are well-formed UTF-8 (shortest forms, no surrogates, up to U+10FFFF)."""
     mixed = np.uint8(0)
@@ -159,7 +159,7 @@ def is_utf8(text: Any, start: Word, end: Word) -> bool:
     return True
 
 
-@uncounted
+@compiled
 def rows_are_utf8(text: Any, offsets: Any, out: Any) -> Word:
     """Fills `out` with 1 for each row that is UTF-8, 0 for the others; returns how many are not."""
     bad = 0

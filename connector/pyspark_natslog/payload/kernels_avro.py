@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import uncounted
+from natslog.wire.compiled import compiled
 from pyspark_natslog.payload.kernels import (
     Word,
     close_repeated,
@@ -25,7 +25,7 @@ from pyspark_natslog.payload.kernels import (
     take_back,
 )
 from pyspark_natslog.payload.kernels_scalars import fits_precision
-from pyspark_natslog.payload.tree import COUNT, PRECISION, VALID
+from pyspark_natslog.payload.layout import COUNT, PRECISION, VALID
 
 NULL, BOOLEAN, INT, LONG, FLOAT, DOUBLE, BYTES, STRING, FIXED, ENUM, DECIMAL = range(11)
 RECORD, ARRAY, MAP, UNION, UNION_STRUCT = range(20, 25)
@@ -39,7 +39,7 @@ _MAX_INT, _MAX_LONG = 2**31 - 1, 2**63 - 1
 HEADER_BYTES, MAGIC_BYTES = 10, 2
 
 
-@uncounted
+@compiled
 def _read_long(text: Any, at: Word, end: Word) -> tuple[Word, Word]:
     """(where the zigzag varint ends or -1, its value)."""
     value, shift = np.uint64(0), np.uint64(0)
@@ -54,7 +54,7 @@ def _read_long(text: Any, at: Word, end: Word) -> tuple[Word, Word]:
     return -1, 0
 
 
-@uncounted
+@compiled
 def _put_decimal(c: Any, out: Word, position: Word, text: Any, at: Word, end: Word) -> bool:
     """A big-endian two's complement number of any length that has no more digits than the column."""
     low = high = np.int64(-1 if at < end and text[at] >= 128 else 0)
@@ -75,7 +75,7 @@ def _put_decimal(c: Any, out: Word, position: Word, text: Any, at: Word, end: Wo
     return True
 
 
-@uncounted
+@compiled
 def _real(text: Any, at: Word, size: Word, bits: Any, single_bits: Any, real: Any, single: Any) -> Word:
     """The little-endian float or double there; the arrays are one word of memory in four types."""
     if size == 4:
@@ -91,7 +91,7 @@ def _real(text: Any, at: Word, size: Word, bits: Any, single_bits: Any, real: An
     return real[0]
 
 
-@uncounted
+@compiled
 def _put_scalar(
     c: Any, op: Word, out: Word, position: Word, size: Word, factor: Word, text: Any, at: Word, end: Word, words: Any
 ) -> Word:
@@ -141,7 +141,7 @@ def _put_scalar(
     return at + value
 
 
-@uncounted
+@compiled
 def _choose(c: Any, program: Any, node: Word, position: Word, branch: Word) -> Word:
     """The node of a union's branch; in a union that is a struct, its other members are null."""
     chosen = node + 1
@@ -154,7 +154,7 @@ def _choose(c: Any, program: Any, node: Word, position: Word, branch: Word) -> W
     return chosen
 
 
-@uncounted
+@compiled
 def _next_in_block(stack: Any, depth: Word, text: Any, at: Word, end: Word) -> Word:
     """Where the next item of the array or map on top begins, -1 where the data are wrong; with no items left 0 is on
     the stack for how many there are.
@@ -170,7 +170,7 @@ def _next_in_block(stack: Any, depth: Word, text: Any, at: Word, end: Word) -> W
     return at
 
 
-@uncounted
+@compiled
 def _decode_row(
     c: Any, program: Any, row: Word, text: Any, at: Word, end: Word, stack: Any, found: Any, words: Any
 ) -> Word:
@@ -231,7 +231,7 @@ def _decode_row(
     return GOOD if at == end else TRAILING
 
 
-@uncounted
+@compiled
 def decode_avro(
     c: Any, program: Any, header: Any, text: Any, offsets: Any, results: Any, where: Any, stack: Any, words: Any
 ) -> None:

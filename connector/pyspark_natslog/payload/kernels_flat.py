@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import copy_bytes, inlined, uncounted
+from natslog.wire.compiled import compiled, copy_bytes, inlined
 from pyspark_natslog.payload.kernels import Word
 from pyspark_natslog.payload.kernels_scalars import DOT, MINUS, is_digit
 from pyspark_natslog.payload.kernels_tokens import (
@@ -46,7 +46,7 @@ _FALSE, _TRUE, _NULL = 102, 116, 110
 _START, _LENGTH, _COLUMN = range(3)  # of a member of the payload before: from its key up to its value
 
 
-@uncounted
+@compiled
 def _is_here(text: Any, at: Word, start: Word, length: Word) -> bool:
     same = True
     for offset in range(length):
@@ -56,7 +56,7 @@ def _is_here(text: Any, at: Word, start: Word, length: Word) -> bool:
     return same
 
 
-@uncounted
+@compiled
 def _plain_string_end(text: Any, at: Word, end: Word) -> Word:
     """Where the string ends whose first character is at `at`: at its closing quote. -1: it has an escape or a control
     character, or no end.
@@ -71,7 +71,7 @@ def _plain_string_end(text: Any, at: Word, end: Word) -> Word:
     return -1
 
 
-@uncounted
+@compiled
 def _column_named(text: Any, start: Word, end: Word, columns: Any, names: Any) -> Word:
     for column in range(len(columns)):
         name, name_end = columns[column, NAME], columns[column, NAME_END]
@@ -86,7 +86,7 @@ def _column_named(text: Any, start: Word, end: Word, columns: Any, names: Any) -
     return -1
 
 
-@uncounted
+@compiled
 def _literal_end(text: Any, at: Word, end: Word) -> Word:
     """Behind `true`, `false` or `null`; -1 for anything else."""
     first = text[at]
@@ -101,14 +101,14 @@ def _literal_end(text: Any, at: Word, end: Word) -> Word:
     return at + 4 if is_true or is_null else -1
 
 
-@uncounted
+@compiled
 def _digits_end(text: Any, at: Word, end: Word) -> Word:
     while at < end and is_digit(int(text[at])):
         at += 1
     return at
 
 
-@uncounted
+@compiled
 def _number_of(text: Any, start: Word, end: Word) -> Word:
     value = np.int64(0)
     for at in range(start, end):
@@ -116,7 +116,7 @@ def _number_of(text: Any, start: Word, end: Word) -> Word:
     return value
 
 
-@uncounted
+@compiled
 def _put_whole(text: Any, at: Word, end: Word, bits: Word, cells: Any, cell: Word) -> Word:
     """Behind the number; -1: it is not a whole number of so many bits, as programs write it."""
     negative = text[at] == MINUS
@@ -136,7 +136,7 @@ def _put_whole(text: Any, at: Word, end: Word, bits: Word, cells: Any, cell: Wor
     return after
 
 
-@uncounted
+@compiled
 def _put_real(text: Any, at: Word, end: Word, reals: Any, cell: Word) -> Word:
     """Behind the number; -1: it is written in another way, or cannot be converted by one exact division."""
     negative = text[at] == MINUS
@@ -158,7 +158,7 @@ def _put_real(text: Any, at: Word, end: Word, reals: Any, cell: Word) -> Word:
     return after
 
 
-@uncounted
+@compiled
 def _put_string(text: Any, at: Word, end: Word, data: Any, to: Word) -> Word:
     """Copies the string between these quotes to `to`. Returns where its closing quote is; -1: it is no plain string."""
     if at >= end or text[at] != QUOTE:
@@ -169,7 +169,7 @@ def _put_string(text: Any, at: Word, end: Word, data: Any, to: Word) -> Word:
     return close
 
 
-@uncounted
+@compiled
 def _put_strings(
     text: Any, at: Word, end: Word, data: Any, base: Word, item_ends: Any, first: Word, count: Word
 ) -> tuple[Word, Word]:
@@ -249,7 +249,7 @@ def _put_value(
     return at
 
 
-@uncounted
+@compiled
 def decode_flat(
     text: Any, offsets: Any, columns: Any, names: Any, valid: Any, cells: Any, reals: Any, data: Any, item_ends: Any,
     room: Word, members: Any, levels: Any,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from natslog.wire.compiled import uncounted
+from natslog.wire.compiled import compiled
 from pyspark_natslog.payload.kernels import (
     Word,
     close_repeated,
@@ -57,7 +57,7 @@ from pyspark_natslog.payload.kernels_tokens import (
     unescape,
     value_end,
 )
-from pyspark_natslog.payload.tree import (
+from pyspark_natslog.payload.layout import (
     BITS,
     BOOL,
     BYTES,
@@ -90,7 +90,7 @@ _US_PER_S = 1_000_000
 _MOST_SECONDS = (2**63 - 1) // _US_PER_S
 
 
-@uncounted
+@compiled
 def _put_string(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word) -> None:
     """The string between the quotes."""
     if not has_escape(text, start, end):
@@ -100,7 +100,7 @@ def _put_string(c: Any, node: Word, position: Word, text: Any, start: Word, end:
     put(c, node, position, unescape(text, start, end, c.data, base + last_end(c, node, position)) - base)
 
 
-@uncounted
+@compiled
 def _same(text: Any, start: Word, end: Word, c: Any, node: Word) -> bool:
     name, name_end = c.table[node, NAME], c.table[node, NAME_END]
     if end - start != name_end - name:
@@ -113,7 +113,7 @@ def _same(text: Any, start: Word, end: Word, c: Any, node: Word) -> bool:
     return same
 
 
-@uncounted
+@compiled
 def child_named(c: Any, struct: Word, text: Any, start: Word, end: Word, scratch: Any) -> Word:
     """The struct's child of that name, or -1. Messages of one kind have their keys in one order, so the child after
     the last one found is tried first.
@@ -131,7 +131,7 @@ def child_named(c: Any, struct: Word, text: Any, start: Word, end: Word, scratch
     return _search(c, struct, text, start, end)
 
 
-@uncounted
+@compiled
 def _search(c: Any, struct: Word, text: Any, start: Word, end: Word) -> Word:
     child, children_end = struct + 1, c.table[struct, END]
     while child < children_end:
@@ -142,7 +142,7 @@ def _search(c: Any, struct: Word, text: Any, start: Word, end: Word) -> Word:
     return -1
 
 
-@uncounted
+@compiled
 def _put_real(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, hard: Any, single: bool) -> bool:
     """A float or double. A number with too many digits for the fast path is noted in `hard` (node, position, start,
     end), and its cell has the number of the note, which shows at the end whether the entry was taken back.
@@ -167,7 +167,7 @@ def _put_real(c: Any, node: Word, position: Word, text: Any, start: Word, end: W
     return True
 
 
-@uncounted
+@compiled
 def _put_time(c: Any, node: Word, position: Word, kind: Word, text: Any, start: Word, end: Word) -> bool:
     """A date or time; a whole number is a timestamp's seconds."""
     first = int(text[start])
@@ -188,7 +188,7 @@ def _put_time(c: Any, node: Word, position: Word, kind: Word, text: Any, start: 
     return good
 
 
-@uncounted
+@compiled
 def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end: Word, scratch: Any, hard: Any) -> bool:
     """The value `text[start:end]` as an entry of the node; False, and nothing is written, if it has another type."""
     kind = c.table[node, KIND]
@@ -222,7 +222,7 @@ def _put_scalar(c: Any, node: Word, position: Word, text: Any, start: Word, end:
     return _put_written(c, node, position, kind, text, start, end)
 
 
-@uncounted
+@compiled
 def _put_written(c: Any, node: Word, position: Word, kind: Word, text: Any, start: Word, end: Word) -> bool:
     """The same for values without a JSON type of their own: decimals, times, bytes. Escapes are already removed."""
     quoted = int(text[start]) in (QUOTE, SINGLE_QUOTE)
@@ -244,7 +244,7 @@ def _put_written(c: Any, node: Word, position: Word, kind: Word, text: Any, star
     return bool(after >= 0)
 
 
-@uncounted
+@compiled
 def _decode_row(
     c: Any, row: Word, text: Any, start: Word, end: Word, stack: Any, levels: Any, scratch: Any, hard: Any, found: Any
 ) -> Word:
@@ -346,7 +346,7 @@ def _decode_row(
     return result
 
 
-@uncounted
+@compiled
 def decode_json(
     c: Any,
     text: Any,

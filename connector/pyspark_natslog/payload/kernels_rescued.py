@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from natslog.wire.compiled import uncounted
+from natslog.wire.compiled import compiled
 from pyspark_natslog.payload.kernels import Word
 from pyspark_natslog.payload.kernels_json import child_named
 from pyspark_natslog.payload.kernels_tokens import (
@@ -24,14 +24,14 @@ from pyspark_natslog.payload.kernels_tokens import (
     skip_blanks,
     value_end,
 )
-from pyspark_natslog.payload.tree import HINT, KIND, STRUCT
+from pyspark_natslog.payload.layout import HINT, KIND, STRUCT
 
 LEVEL_FIELDS = 4
 _NODE, _KEY, _KEY_END, _WRITTEN = range(LEVEL_FIELDS)
 _NOTHING, _BRACE, _MEMBERS = 0, 1, 2
 
 
-@uncounted
+@compiled
 def _copy(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     for position in range(start, end):
         out[at] = text[position]
@@ -39,7 +39,7 @@ def _copy(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     return at
 
 
-@uncounted
+@compiled
 def _begin_member(text: Any, key: Word, key_end: Word, out: Any, at: Word, open_levels: Any, level: Word) -> Word:
     """Writes a key with its quotes into the object of this level, which is open."""
     if open_levels[level, _WRITTEN] == _MEMBERS:
@@ -51,7 +51,7 @@ def _begin_member(text: Any, key: Word, key_end: Word, out: Any, at: Word, open_
     return at + 1
 
 
-@uncounted
+@compiled
 def _open(text: Any, out: Any, at: Word, open_levels: Any, depth: Word) -> Word:
     """Writes the beginning of each object up to this depth that is not written yet."""
     for level in range(depth + 1):
@@ -65,7 +65,7 @@ def _open(text: Any, out: Any, at: Word, open_levels: Any, depth: Word) -> Word:
     return at
 
 
-@uncounted
+@compiled
 def _rescue_row(
     c: Any, text: Any, start: Word, end: Word, out: Any, at: Word, open_levels: Any, levels: Any, scratch: Any
 ) -> Word:
@@ -122,7 +122,7 @@ def _rescue_row(
     return at if skip_blanks(text, place, end) >= end else first
 
 
-@uncounted
+@compiled
 def rescue_json(
     c: Any, text: Any, offsets: Any, usable: Any, out: Any, ends: Any, open_levels: Any, levels: Any, scratch: Any
 ) -> None:

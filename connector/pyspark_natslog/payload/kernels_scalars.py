@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import uncounted
+from natslog.wire.compiled import compiled
 from pyspark_natslog.payload.kernels import Word
 
 DOT, MINUS, PLUS, UPPER_E, LOWER_E, COLON, SLASH = 46, 45, 43, 69, 101, 58, 47
@@ -29,12 +29,12 @@ _US_PER_S, _S_PER_DAY = 1_000_000, 86_400
 _MOST_BUT_ONE = (2**63 - 1) // 10
 
 
-@uncounted
+@compiled
 def is_digit(byte: int) -> bool:
     return 48 <= byte <= 57
 
 
-@uncounted
+@compiled
 def parse_integer(text: Any, start: Word, end: Word, bits: Word) -> tuple[bool, Word]:
     """A JSON integer that fits into so many bits."""
     negative = text[start] == MINUS
@@ -58,7 +58,7 @@ def parse_integer(text: Any, start: Word, end: Word, bits: Word) -> tuple[bool, 
     return bool(-most - 1 <= value <= most), value
 
 
-@uncounted
+@compiled
 def parse_real(text: Any, start: Word, end: Word, single: bool) -> tuple[Word, Word]:
     """A JSON number, rounded once: exactly the nearest float, or HARD.
 
@@ -109,7 +109,7 @@ def parse_real(text: Any, start: Word, end: Word, single: bool) -> tuple[Word, W
     return EXACT, -value if negative else value
 
 
-@uncounted
+@compiled
 def tenfold(low: Word, high: Word, digit: Word) -> tuple[Word, Word]:
     """(high, low) * 10 + digit in 128 bits, of a number below 10^38; `low` is unsigned in a signed word."""
     mask = np.int64(0xFFFFFFFF)
@@ -118,7 +118,7 @@ def tenfold(low: Word, high: Word, digit: Word) -> tuple[Word, Word]:
     return (second << 32) | (first & mask), high * 10 + (second >> 32)
 
 
-@uncounted
+@compiled
 def parse_decimal(text: Any, start: Word, end: Word, precision: Word, scale: Word) -> tuple[bool, Word, Word]:
     """A number as an unscaled 128-bit integer (low, high), rounded half up to `scale`; False where it does not fit."""
     negative = text[start] == MINUS
@@ -179,13 +179,13 @@ def parse_decimal(text: Any, start: Word, end: Word, precision: Word, scale: Wor
     return True, low, high
 
 
-@uncounted
+@compiled
 def _is_power_of_ten(low: Word, high: Word, power: Word) -> bool:
     """Whether rounding up has carried the number to 10^power, one digit too many."""
     return bool(low == _TENS[power, 0] and high == _TENS[power, 1])
 
 
-@uncounted
+@compiled
 def fits_precision(low: Word, high: Word, precision: Word) -> bool:
     """Whether a signed 128-bit number has at most so many digits."""
     if high < 0:
@@ -198,7 +198,7 @@ def fits_precision(low: Word, high: Word, precision: Word) -> bool:
     return bool(high < most_high or (high == most_high and (low ^ flip) < (most_low ^ flip)))
 
 
-@uncounted
+@compiled
 def days_of(year: Word, month: Word, day: Word) -> tuple[bool, Word]:
     """Days since 1970-01-01; False if the calendar has no such day."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
@@ -212,7 +212,7 @@ def days_of(year: Word, month: Word, day: Word) -> tuple[bool, Word]:
     return True, era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@uncounted
+@compiled
 def _digits(text: Any, at: Word, end: Word, most: Word) -> tuple[Word, Word]:
     """(the number of up to `most` digits there, where it ends)."""
     value, begin = 0, at
@@ -222,7 +222,7 @@ def _digits(text: Any, at: Word, end: Word, most: Word) -> tuple[Word, Word]:
     return value, at
 
 
-@uncounted
+@compiled
 def parse_date_part(text: Any, start: Word, end: Word) -> tuple[bool, Word, Word]:
     """`[+-]yyyy[-[m]m[-[d]d]]` → (good, days, where it ends)."""
     at, negative = start, False
@@ -250,7 +250,7 @@ def parse_date_part(text: Any, start: Word, end: Word) -> tuple[bool, Word, Word
     return good and at == end, days, at  # only a full date may be followed by a time
 
 
-@uncounted
+@compiled
 def trimmed(text: Any, start: Word, end: Word) -> tuple[Word, Word]:
     while start < end and text[start] <= 32:
         start += 1
@@ -259,7 +259,7 @@ def trimmed(text: Any, start: Word, end: Word) -> tuple[Word, Word]:
     return start, end
 
 
-@uncounted
+@compiled
 def parse_date(text: Any, start: Word, end: Word) -> tuple[bool, Word]:
     """Days since 1970-01-01; text after a full date and a blank or T is ignored."""
     start, end = trimmed(text, start, end)
@@ -267,7 +267,7 @@ def parse_date(text: Any, start: Word, end: Word) -> tuple[bool, Word]:
     return good and (at == end or text[at] == 32 or text[at] == 84), days
 
 
-@uncounted
+@compiled
 def _parse_zone(text: Any, at: Word, end: Word) -> tuple[bool, Word]:
     """Seconds east of Greenwich: `Z`, `UTC`, `GMT`, `UT`, each with or without an offset, or an offset alone."""
     if at < end and text[at] == 32:
@@ -313,7 +313,7 @@ def _parse_zone(text: Any, at: Word, end: Word) -> tuple[bool, Word]:
     return at == end and hours <= 18 and minutes < 60 and seconds < 60 and total <= 18 * 3600, sign * total
 
 
-@uncounted
+@compiled
 def parse_timestamp(text: Any, start: Word, end: Word, with_zone: bool) -> tuple[bool, Word]:
     """µs since 1970-01-01: `yyyy-[m]m-[d]d[T| ][h]h:[m]m[:[s]s[.digits]][zone]`, or a date alone. Without a zone it is
     UTC; where `with_zone` is False, there must be none. Digits beyond the µs are cut.
@@ -357,7 +357,7 @@ def parse_timestamp(text: Any, start: Word, end: Word, with_zone: bool) -> tuple
     return good, (days * _S_PER_DAY + of_day_s) * _US_PER_S + fraction
 
 
-@uncounted
+@compiled
 def _sextet(byte: Word) -> Word:
     if 65 <= byte <= 90:
         return byte - 65
@@ -368,7 +368,7 @@ def _sextet(byte: Word) -> Word:
     return 62 if byte == PLUS else (63 if byte == SLASH else -1)
 
 
-@uncounted
+@compiled
 def decode_base64(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     """Writes the bytes to `out` from `at` on; returns where they end, or -1. Padding is required, as in Spark."""
     if (end - start) % 4:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import uncounted
+from natslog.wire.compiled import compiled
 from pyspark_natslog.payload.kernels import Word
 from pyspark_natslog.payload.kernels_scalars import DOT, LOWER_E, MINUS, PLUS, UPPER_E, is_digit
 
@@ -25,14 +25,14 @@ _WORDS = np.array([list(word.ljust(8)) for word in _SPELT], np.uint8)
 _WORD_LENGTHS = np.array([len(word) for word in _SPELT])
 
 
-@uncounted
+@compiled
 def skip_blanks(text: Any, at: Word, end: Word) -> Word:
     while at < end and (text[at] == 32 or text[at] == 10 or text[at] == 13 or text[at] == 9):
         at += 1
     return at
 
 
-@uncounted
+@compiled
 def _hex(byte: Word) -> Word:
     if is_digit(byte):
         return byte - 48
@@ -40,7 +40,7 @@ def _hex(byte: Word) -> Word:
     return lower - 87 if 97 <= lower <= 102 else -1
 
 
-@uncounted
+@compiled
 def hex4(text: Any, at: Word, end: Word) -> Word:
     """The number that four hexadecimal digits make, or -1."""
     if at + 4 > end:
@@ -54,7 +54,7 @@ def hex4(text: Any, at: Word, end: Word) -> Word:
     return value
 
 
-@uncounted
+@compiled
 def string_end(text: Any, start: Word, end: Word) -> Word:
     """The position after the closing quote of the string that starts here; -1 if the string is not valid."""
     quote = text[start]
@@ -80,7 +80,7 @@ def string_end(text: Any, start: Word, end: Word) -> Word:
     return -1
 
 
-@uncounted
+@compiled
 def _word_end(text: Any, at: Word, end: Word, word: Word) -> Word:
     """The position after that word of `_WORDS`, or -1 if it is not here."""
     length = _WORD_LENGTHS[word]
@@ -92,7 +92,7 @@ def _word_end(text: Any, at: Word, end: Word, word: Word) -> Word:
     return at + length
 
 
-@uncounted
+@compiled
 def literal_end(text: Any, at: Word, end: Word) -> Word:
     byte = text[at]
     if byte == 116:
@@ -109,7 +109,7 @@ def literal_end(text: Any, at: Word, end: Word) -> Word:
     return after if after >= 0 else _word_end(text, at, end, _INF)
 
 
-@uncounted
+@compiled
 def _number_end(text: Any, start: Word, end: Word) -> Word:
     r"""The position after the number, or -1: `-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?`."""
     at = start + 1 if text[start] == MINUS else start
@@ -137,7 +137,7 @@ def _number_end(text: Any, start: Word, end: Word) -> Word:
     return at
 
 
-@uncounted
+@compiled
 def scalar_end(text: Any, at: Word, end: Word) -> Word:
     """The position after the string, number or literal that starts here, or -1."""
     if at >= end:
@@ -154,7 +154,7 @@ def scalar_end(text: Any, at: Word, end: Word) -> Word:
     return after
 
 
-@uncounted
+@compiled
 def value_end(text: Any, at: Word, end: Word, levels: Any) -> Word:
     """The position after the value that starts here, or -1 if it is not valid JSON."""
     depth, state = 0, AT_FIRST
@@ -199,7 +199,7 @@ def value_end(text: Any, at: Word, end: Word, levels: Any) -> Word:
         state = AFTER_VALUE
 
 
-@uncounted
+@compiled
 def read_key(text: Any, at: Word, end: Word) -> tuple[Word, Word, Word]:
     """The key that starts here: (its first byte, the byte after it, where its value starts or -1 if it is invalid)."""
     if text[at] != QUOTE and text[at] != SINGLE_QUOTE:
@@ -213,7 +213,7 @@ def read_key(text: Any, at: Word, end: Word) -> tuple[Word, Word, Word]:
     return at + 1, after - 1, skip_blanks(text, value + 1, end)
 
 
-@uncounted
+@compiled
 def _write_rune(rune: Word, out: Any, at: Word) -> Word:
     """A code point in UTF-8; returns where it ends."""
     if rune < 0x80:
@@ -235,7 +235,7 @@ def _write_rune(rune: Word, out: Any, at: Word) -> Word:
     return at + 4
 
 
-@uncounted
+@compiled
 def unescape(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     """Writes a sound string's characters to `out` from `at` on; returns where they end. Half a surrogate pair is `?`,
     as it is in Java.
@@ -275,7 +275,7 @@ def unescape(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     return at
 
 
-@uncounted
+@compiled
 def has_escape(text: Any, start: Word, end: Word) -> bool:
     found = False
     for at in range(start, end):
@@ -283,7 +283,7 @@ def has_escape(text: Any, start: Word, end: Word) -> bool:
     return found
 
 
-@uncounted
+@compiled
 def infinity_or_nan(text: Any, start: Word, end: Word) -> tuple[bool, Word]:
     if _word_end(text, start, end, _NAN) == end:
         return True, np.nan

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from natslog.wire.compiled import move_bytes, uncounted
+from natslog.wire.compiled import compiled, move_bytes
 from pyspark_natslog.payload.kernels import Word
 from pyspark_natslog.payload.kernels_scalars import DOT, HARD, MINUS, is_digit, parse_integer, parse_real, tenfold
 from pyspark_natslog.payload.kernels_tokens import (
@@ -53,13 +53,13 @@ _FNV, _FNV_PRIME, _32_BITS = 2166136261, 16777619, 0xFFFFFFFF
 _FEW = 16
 
 
-@uncounted
+@compiled
 def _width(number: Word) -> Word:
     """Bytes that an unsigned number takes."""
     return 1 if number <= 0xFF else (2 if number <= 0xFFFF else (3 if number <= 0xFFFFFF else 4))
 
 
-@uncounted
+@compiled
 def _put_number(out: Any, at: Word, number: Word, width: Word) -> Word:
     """Little-endian; returns where it ends."""
     for byte in range(width):
@@ -70,7 +70,7 @@ def _put_number(out: Any, at: Word, number: Word, width: Word) -> Word:
 # ---- scalars ----
 
 
-@uncounted
+@compiled
 def _put_string(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     """The characters between the quotes."""
     if end - start <= _SHORT:
@@ -89,7 +89,7 @@ def _put_string(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     return after
 
 
-@uncounted
+@compiled
 def _put_integer(value: Word, out: Any, at: Word) -> Word:
     """With as few bytes as it takes: 1, 2, 4 or 8."""
     kind, width = _INT1 + 3, 8
@@ -103,7 +103,7 @@ def _put_integer(value: Word, out: Any, at: Word) -> Word:
     return _put_number(out, at + 1, value, width)
 
 
-@uncounted
+@compiled
 def _put_decimal(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     """A number without exponent; -1 where it has too many digits for a decimal."""
     low, high, digits, scale, seen_point = np.int64(0), np.int64(0), 0, 0, False
@@ -138,7 +138,7 @@ def _put_decimal(text: Any, start: Word, end: Word, out: Any, at: Word) -> Word:
     return at + 2 + width
 
 
-@uncounted
+@compiled
 def _put_scalar(text: Any, start: Word, end: Word, out: Any, at: Word, bits: Any, hard: Any) -> Word:
     """The scalar between these bytes, which is well-formed; -1 where it is not JSON."""
     byte = int(text[start])
@@ -171,7 +171,7 @@ def _put_scalar(text: Any, start: Word, end: Word, out: Any, at: Word, bits: Any
     return _put_number(out, at + 1, bits[0][0], 8)
 
 
-@uncounted
+@compiled
 def _is_jsons(text: Any, start: Word, end: Word) -> bool:
     r"""Whether the characters of a well-formed string have no `\'` (which is for single quotes), and no half of a
     surrogate pair.
@@ -202,7 +202,7 @@ def _is_jsons(text: Any, start: Word, end: Word) -> bool:
 # ---- keys ----
 
 
-@uncounted
+@compiled
 def _key_id(keys: Any, key_ends: Any, count: Word, start: Word, end: Word, table: Any, row: Word) -> tuple[Word, bool]:
     """The id of the key that stands at the end of `keys`, and whether it is new.
 
@@ -228,13 +228,13 @@ def _key_id(keys: Any, key_ends: Any, count: Word, start: Word, end: Word, table
     return count, True
 
 
-@uncounted
+@compiled
 def _weight(byte: Word) -> Word:
     """Java compares UTF-16: what takes four bytes in UTF-8 stands before U+E000 and what follows."""
     return byte - 16 if byte >= 0xF0 else byte
 
 
-@uncounted
+@compiled
 def _is_before(keys: Any, key_ends: Any, one: Word, other: Word) -> bool:
     first, second = key_ends[one], key_ends[other]
     one_length, other_length = key_ends[one + 1] - first, key_ends[other + 1] - second
@@ -247,13 +247,13 @@ def _is_before(keys: Any, key_ends: Any, one: Word, other: Word) -> bool:
     return bool(one_length < other_length)
 
 
-@uncounted
+@compiled
 def _swap(children: Any, one: Word, other: Word) -> None:
     for field in range(CHILD_FIELDS):
         children[one, field], children[other, field] = children[other, field], children[one, field]
 
 
-@uncounted
+@compiled
 def _sift(children: Any, first: Word, root: Word, count: Word, keys: Any, key_ends: Any) -> None:
     while True:
         child = 2 * root + 1
@@ -269,7 +269,7 @@ def _sift(children: Any, first: Word, root: Word, count: Word, keys: Any, key_en
         root = child
 
 
-@uncounted
+@compiled
 def _sort(children: Any, first: Word, end: Word, keys: Any, key_ends: Any) -> None:
     """The children of an object by key: a few by insertion, many by a heap."""
     count = end - first
@@ -290,7 +290,7 @@ def _sort(children: Any, first: Word, end: Word, keys: Any, key_ends: Any) -> No
 # ---- containers ----
 
 
-@uncounted
+@compiled
 def _close_list(children: Any, first: Word, end: Word, out: Any, begin: Word, at: Word) -> Word:
     """Writes the header of a list whose elements are written from `begin` to `at`; returns where it ends."""
     count, size = end - first, at - begin
@@ -305,7 +305,7 @@ def _close_list(children: Any, first: Word, end: Word, out: Any, begin: Word, at
     return at + header
 
 
-@uncounted
+@compiled
 def _close_object(
     children: Any, first: Word, end: Word, out: Any, begin: Word, at: Word, keys: Any, key_ends: Any
 ) -> Word:
@@ -329,7 +329,7 @@ def _close_object(
     return at + header
 
 
-@uncounted
+@compiled
 def _put_metadata(keys: Any, key_ends: Any, count: Word, out: Any, at: Word) -> Word:
     width = _width(max(key_ends[count], count))
     out[at] = 1 | ((width - 1) << 6)
@@ -344,7 +344,7 @@ def _put_metadata(keys: Any, key_ends: Any, count: Word, out: Any, at: Word) -> 
 # ---- payloads ----
 
 
-@uncounted
+@compiled
 def _variant_row(
     text: Any, start: Word, end: Word, out: Any, at: Word, row: Word, levels: Any, children: Any, keys: Any,
     key_ends: Any, table: Any, bits: Any, hard: Any,
@@ -431,7 +431,7 @@ def _variant_row(
     return GOOD, at, count
 
 
-@uncounted
+@compiled
 def variants_of_json(
     text: Any, offsets: Any, usable: Any, results: Any, values: Any, value_ends: Any, metadata: Any, metadata_ends: Any,
     levels: Any, children: Any, keys: Any, key_ends: Any, table: Any, bits: Any, hard: Any,

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload.kernels import rows_are_utf8
-from pyspark_natslog.payload.kernels_rescued import LEVEL_FIELDS, rescue_json
+from pyspark_natslog.payload import native
+from pyspark_natslog.payload.kernels_rescued import LEVEL_FIELDS
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
 from pyspark_natslog.payload.tree import Tree
 
@@ -31,11 +31,11 @@ class Rescuer:
         """
         rows, text, offsets = len(payloads), payloads.text, payloads.offsets
         usable = np.ones(rows, np.uint8)
-        rows_are_utf8(text, offsets, usable)
+        native.rows_are_utf8(text, offsets, usable)
         out, ends = np.empty(max(1, len(text)), np.uint8), np.zeros(rows + 1, np.int32)
         room = max(6 * self._longest_name, int(np.diff(offsets).max(initial=0)))
         scratch = np.empty(room, np.uint8)
-        rescue_json(self._columns, text, offsets, usable, out, ends, self._open_levels, self._levels, scratch)
+        native.rescue_json(self._columns, text, offsets, usable, out, ends, self._open_levels, self._levels, scratch)
         has_some = np.diff(ends) > 0
         bitmap = pa.py_buffer(np.packbits(has_some, bitorder="little"))
         buffers = [bitmap, pa.py_buffer(ends), pa.py_buffer(out[: ends[-1]].copy())]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload.kernels import rows_are_utf8
+from pyspark_natslog.payload import native
 from pyspark_natslog.payload.rows import Decoded
 
 
@@ -15,7 +15,7 @@ class StringDecoder:
 
     def decode(self, payloads: Payloads) -> Decoded:
         usable = np.empty(len(payloads), np.uint8)
-        bad = rows_are_utf8(payloads.text, payloads.offsets, usable)
+        bad = native.rows_are_utf8(payloads.text, payloads.offsets, usable)
         bitmap = pa.py_buffer(np.packbits(usable, bitorder="little")) if bad else None
         buffers = [bitmap, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.text)]
         values = pa.Array.from_buffers(pa.string(), len(payloads), buffers, bad)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pyspark.sql.types import (
@@ -37,16 +37,35 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-STRUCT, LIST, MAP = 0, 1, 2
-BOOL, INT, FLOAT, DOUBLE, DECIMAL, DATE, TIMESTAMP, TIMESTAMP_NTZ = 10, 11, 12, 13, 14, 15, 16, 17
-STRING, BINARY = 20, 21
-ENUM = 22  # its cells are indices into the words of the Avro enum
-
-KIND, END, CELL, VALID, BYTES, COUNT, HINT, NAME, NAME_END, BITS, PRECISION, SCALE = range(12)
-"""Columns of the table: what a node is and where its subtree ends; where its cells, validity and bytes begin; how many
-entries it has; the child expected next (by its node); where its name is; bits of an integer; of a decimal.
-"""
-FIELDS = 12
+from pyspark_natslog.payload.layout import (
+    BINARY,
+    BITS,
+    BOOL,
+    BYTES,
+    CELL,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    END,
+    ENUM,
+    FIELDS,
+    FLOAT,
+    HINT,
+    INT,
+    KIND,
+    LIST,
+    MAP,
+    NAME,
+    NAME_END,
+    PRECISION,
+    SCALE,
+    STRING,
+    STRUCT,
+    TIMESTAMP,
+    TIMESTAMP_NTZ,
+    VALID,
+    Columns,
+)
 
 _KINDS: dict[type[DataType], int] = {
     BooleanType: BOOL, FloatType: FLOAT, DoubleType: DOUBLE, DecimalType: DECIMAL, DateType: DATE,
@@ -73,22 +92,6 @@ class Node:
     end: int
     is_repeated: bool
     words: tuple[str, ...] = ()
-
-
-class Columns(NamedTuple):
-    """What the kernels read and write. A tuple of arrays, as numba takes it.
-
-    Attributes:
-        table: (nodes, FIELDS). `names`: the names of all nodes, one after the other.
-        cells: values and ends; two for a decimal, low and high. `reals`: the same memory as floats.
-        data: validity bytes of all nodes, then the bytes of strings.
-    """
-
-    table: Any
-    names: Any
-    cells: Any
-    reals: Any
-    data: Any
 
 
 @dataclass(frozen=True, slots=True)

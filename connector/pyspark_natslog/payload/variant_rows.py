@@ -10,8 +10,8 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import VariantType
 
 from natslog.arrow.payloads import Payloads
+from pyspark_natslog.payload import native
 from pyspark_natslog.payload.json_rows import reals
-from pyspark_natslog.payload.kernels import rows_are_utf8
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
 from pyspark_natslog.payload.kernels_variant import (
     BLANK,
@@ -22,7 +22,6 @@ from pyspark_natslog.payload.kernels_variant import (
     LEVEL_FIELDS,
     TRAILING,
     TWICE,
-    variants_of_json,
 )
 from pyspark_natslog.payload.rows import Decoded
 
@@ -61,11 +60,11 @@ def _variants(payloads: Payloads, hard: tuple[Any, Any, Any]) -> tuple[Any, Any]
     rows, text, offsets = len(payloads), payloads.text, payloads.offsets
     longest = int(np.diff(offsets).max(initial=0)) + 1
     usable, results = np.ones(rows, np.uint8), np.empty(rows, np.uint8)
-    rows_are_utf8(text, offsets, usable)
+    native.rows_are_utf8(text, offsets, usable)
     values, metadata = (np.empty(_GROWTH * len(text) + _MORE * (rows + 1), np.uint8) for _ in range(2))
     value_ends, metadata_ends = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
     bits = np.zeros(1, np.int64)
-    variants_of_json(
+    native.variants_of_json(
         text,
         offsets,
         usable,

@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from natslog.ingest.warmup import compile_aside
 from natslog.wire.frames import FrameParser
 from tests.bench.jetstream import bucket_load
 from tests.bench.jetstream.connection import acks_of
@@ -41,8 +40,7 @@ def figures(name: str, pids: Sequence[int], run: Callable[[], int]) -> Figures:
 
 
 def warm_up() -> None:
-    """Loads the kernels, or compiles them: that takes seconds, once on a machine."""
-    compile_aside()
+    """Loads the kernels."""
     parser = FrameParser()
     parser.receive_data(b"MSG a 1 b 1\r\nx\r\n")
     assert [acks_of(frames).tobytes() for frames in parser.frames()] == [b"PUB b 4\r\n+ACK\r\n"]

@@ -195,6 +195,7 @@ CASES: list[tuple[Find, Any, State, str]] = [
     (machine.port, but(MACHINE, port_problem="Address already in use"), "problem", "already in use"),
     (machine.names, but(MACHINE, names={"log9": "unknown"}), "problem", "log9"),
     (machine.packages, but(MACHINE, missing=["aiohttp"]), "problem", "aiohttp"),
+    (machine.kernels, but(MACHINE, kernels_problem="this installation has none"), "warning", "slowly"),
     (cluster.answer, ClusterFacts(servers=["http://u:SECRET@a"], problem="no broker"), "problem", "no broker"),
     (cluster.quorum, members(brokers=alive(1)), "problem", "1 of 3"),
     (cluster.quorum, members(brokers=alive(1, 2)), "warning", "2 of 3"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from natslog.ingest.batches import BatchBuilder
 from natslog.ingest.unwanted import split_by_text
-from natslog.wire import kernels, plain
+from natslog.wire import native
 from natslog.wire.frames import FrameParser, Frames, MalformedFrame, Scan
 from natslog.wire.layout import (
     CONTROL_SID,
@@ -26,8 +26,9 @@ from natslog.wire.layout import (
     SUBJECT,
     SUBJECT_LEN,
 )
+from tests.unit.wire import plain_scan
 
-SCANS = [pytest.param(kernels.scan, id="kernel"), pytest.param(plain.scan, id="plain")]
+SCANS = [pytest.param(native.scan, id="kernel"), pytest.param(plain_scan.scan, id="plain")]
 
 tokens = st.from_regex(r"[A-Za-z0-9_$-]{1,8}(\.[A-Za-z0-9_$-]{1,8}){0,3}", fullmatch=True)
 payloads = st.binary(max_size=300) | st.sampled_from(
@@ -108,7 +109,7 @@ def test_frames_are_found_however_the_input_is_split(scan: Scan, stream: list, p
 def test_frames_are_found_byte_by_byte(stream: list) -> None:
     data = b"".join(frame for frame, _ in stream)
     expected = [message for _, message in stream if message is not None]
-    assert parse(kernels.scan, [data[at : at + 1] for at in range(len(data))])[0] == expected
+    assert parse(native.scan, [data[at : at + 1] for at in range(len(data))])[0] == expected
 
 
 @pytest.mark.long
@@ -125,7 +126,7 @@ def test_frames_are_found_byte_by_byte(stream: list) -> None:
 def test_kernel_and_oracle_agree_on_any_bytes(data: bytes) -> None:
     buffer = np.frombuffer(data, np.uint8)
     one, two = np.zeros((64, FRAME_COLUMNS), np.int64), np.zeros((64, FRAME_COLUMNS), np.int64)
-    first, second = kernels.scan(buffer, 0, len(buffer), one), plain.scan(buffer, 0, len(buffer), two)
+    first, second = native.scan(buffer, 0, len(buffer), one), plain_scan.scan(buffer, 0, len(buffer), two)
     assert tuple(first) == tuple(second)
     assert (one[: first[0]] == two[: second[0]]).all()
 

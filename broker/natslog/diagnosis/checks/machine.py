@@ -150,3 +150,14 @@ def packages(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
         )
     else:
         yield ok("versions.packages", found, **known)
+
+
+def kernels(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
+    if facts.kernels_problem:
+        yield warning(
+            "versions.kernels",
+            f"messages are processed slowly, because there is no library of compiled kernels: {facts.kernels_problem}",
+            "Install a wheel of natslog for this machine; in a checkout: make install",
+        )
+    else:
+        yield ok("versions.kernels", "there is a library of compiled kernels for this processor")

@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 from natslog.config import BrokerConfig
 from natslog.diagnosis.examined import Limits, MachineFacts
 from natslog.errors import natslog_version
+from natslog.wire import library
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _STA_UNSYNC = 0x0040
 _TIME_ERROR = 5
-BROKER_PACKAGES = ("aiohttp", "numba", "cryptography", "prometheus_client", "nkeys")
+BROKER_PACKAGES = ("aiohttp", "cryptography", "prometheus_client", "nkeys")
 """Modules of natslog[broker]."""
 
 
@@ -40,6 +41,7 @@ def probe_machine(config: BrokerConfig | None, process: int | None) -> MachineFa
         python=platform.python_version(),
         versions=package_versions(),
         missing=[name for name in BROKER_PACKAGES if importlib.util.find_spec(name) is None],
+        kernels_problem=library.reason() or "",
         port_problem="" if config is None or process is not None else _port_problem(config),
         names={} if config is None else _unknown_names(config),
     )

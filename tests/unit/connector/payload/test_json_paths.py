@@ -147,17 +147,17 @@ row = {{"offset": 0, "timestamp": 0, "subject": "s", "key": None, "headers": Non
 batch = pa.RecordBatch.from_pylist([row], schema=MESSAGE_SCHEMA)
 (found,) = Shaper(given.payload, given.selected_columns()).shape(batch, "s")
 assert found.column("id").to_pylist() == [1], found
-names = ("numba", "llvmlite", "natslog.wire.compiled", "pyspark_natslog.payload.kernels_json")
+names = ("numba", "pyspark_natslog.payload.kernels_json")
 print([name for name in names if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     return done.stdout.strip()
 
 
-def test_fast_path_alone_imports_neither_kernels_nor_numba() -> None:
+def test_fast_path_alone_does_not_import_the_other_kernel() -> None:
     assert in_fresh_process(b'{"id":1}', "id INT, at TIMESTAMP, s STRUCT<x: ARRAY<STRING>>") == "[]"
 
 
 @pytest.mark.long
-def test_refused_chunk_imports_the_kernels() -> None:
+def test_refused_chunk_imports_the_other_kernel() -> None:
     assert "pyspark_natslog.payload.kernels_json" in in_fresh_process(b"{'id':1}", "id INT")

@@ -1,4 +1,4 @@
-"""Frame scanning in plain Python: the reference for tests of the compiled kernel, and its replacement without numba.
+"""Frame scanning by other means: what tests compare the kernel with.
 
 Source: NATS client protocol, https://docs.nats.io/reference/reference-protocols/nats-protocol
 """

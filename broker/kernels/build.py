@@ -1,0 +1,178 @@
+"""Compiles all kernels into shared libraries, one for each level of processors.
+
+    python broker/kernels/build.py [--machine x86_64|aarch64] [--folder FOLDER]
+
+Does nothing if they are there already. Needs numba and ziglang, on any machine: nothing of the result depends on the
+one that compiles.
+
+Theory of operation. numba turns each kernel into instructions of LLVM, with a function around it that Python calls as
+it calls any function of an extension module (`METH_FASTCALL`): it takes the array type and the addresses of the
+arguments, compares them with what the kernel takes, releases the interpreter's lock, calls the kernel, and returns an
+integer. All of it becomes one module, which LLVM optimises as a whole for each level, and lld links. Where an array's
+fields are is part of numpy's ABI, and the same since numpy 1.0; the functions of Python that are called are part of its
+stable ABI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import types as python_types
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+FOLDER = HERE.parent / "natslog" / "wire" / "libraries"
+DEPENDENCIES = ["numba==0.68.1", "ziglang==0.17.1", "numpy>=1.26"]
+LEVELS = {
+    "x86_64": {"x86-64-v2": "x86_64-unknown-linux-gnu", "x86-64-v3": "x86_64-unknown-linux-gnu"},
+    "aarch64": {"aarch64": "aarch64-unknown-linux-gnu"},
+}
+"""By machine: processors (as LLVM names them, and the library), and their triples."""
+_STATED = "made_of"
+_NO_OWNER = "define void @NRT_MemInfo_call_dtor(ptr %owner) { unreachable }"
+"""Arrays are made of addresses here, so none has an owner that numba would release."""
+_MAY_CALL = {
+    "PyErr_BadArgument", "PyErr_Occurred", "PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_AsLongLong",
+    "PyLong_FromLongLong", "memcpy", "memmove", "memset", "bcmp", "memcmp",
+}  # fmt: skip
+
+
+def wanted(machine: str) -> str:
+    """What the folder states when it is current."""
+    connector = ROOT / "connector" / "pyspark_natslog" / "payload"
+    sources = [*HERE.glob("*.py"), *(HERE.parent / "natslog" / "wire").glob("*.py"), *connector.glob("kernels*.py")]
+    sources += [connector / "layout.py", connector / "native.py"]
+    digest = hashlib.sha256(repr(DEPENDENCIES).encode())
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    return f"{machine} {digest.hexdigest()}\n"
+
+
+def is_current(machine: str = platform.machine(), folder: Path = FOLDER) -> bool:
+    stated = folder / _STATED
+    return stated.is_file() and stated.read_text() == wanted(machine)
+
+
+def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
+    """Raises SystemExit: this machine is none of `LEVELS`, or what compiles is not installed."""
+    if machine not in LEVELS:
+        raise SystemExit(f"natslog: kernels are not compiled for {machine}: they run as Python, slowly")
+    try:
+        importlib.import_module("numba")
+        importlib.import_module("ziglang")
+    except ImportError as error:
+        needed = " ".join(DEPENDENCIES)
+        raise SystemExit(f"natslog: the kernels cannot be compiled ({error}): pip install {needed}") from error
+    text, entries = _module()
+    folder.mkdir(exist_ok=True)
+    for former in folder.iterdir():
+        former.unlink()
+    for level, triple in LEVELS[machine].items():
+        _link(_object(text, entries, triple, "generic" if level == machine else level), folder / f"{level}.so", triple)
+    (folder / _STATED).write_text(wanted(machine))
+
+
+# ---- from Python to instructions of LLVM ----
+
+
+def _import_kernels() -> list[Any]:
+    """All kernels, by numba. The packages of the connector are entered without their own modules, which need Spark."""
+    from numba import config
+
+    config.OPT = config._OptLevel("0")  # all of it is optimised at once, later
+    sys.path[:0] = [str(HERE), str(ROOT / "broker"), str(ROOT / "connector")]
+    importlib.import_module("natslog.wire")
+    sys.modules["natslog.wire.compiled"] = importlib.import_module("compiling")
+    for package in ("pyspark_natslog", "pyspark_natslog.payload"):
+        sys.modules[package] = module = python_types.ModuleType(package)
+        module.__path__ = [str(ROOT / "connector" / package.replace(".", "/"))]
+    importlib.import_module("pyspark_natslog.payload.native")
+    kernels: list[Any] = importlib.import_module("natslog.wire.native").KERNELS
+    return kernels
+
+
+def _module() -> tuple[str, dict[str, str]]:
+    """(one module of all kernels, the symbol of each by the name of its function there)."""
+    import llvmlite.binding as llvm
+
+    kernels = _import_kernels()
+    calls = importlib.import_module("calls")
+    whole, entries = llvm.parse_assembly(_NO_OWNER), {}
+    for kernel in kernels:
+        function = calls.around(kernel)
+        entries[function.native_name] = kernel.symbol
+        part = llvm.parse_assembly(function.inspect_llvm())
+        whole.triple, whole.data_layout = part.triple, part.data_layout
+        whole.link_in(part)
+    return str(whole), entries
+
+
+# ---- from there to libraries ----
+
+
+def _object(text: str, entries: dict[str, str], triple: str, processor: str) -> bytes:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=processor, opt=3, reloc="pic", codemodel="default"
+    )
+    text = re.sub(r"(?m)^target triple = .*$", f'target triple = "{triple}"', text)
+    text = re.sub(r"(?m)^target datalayout = .*$", f'target datalayout = "{machine.target_data}"', text)
+    module = llvm.parse_assembly(text)
+    for one in (*module.functions, *module.global_variables):
+        if one.name in entries:
+            one.name = entries[one.name]
+        elif not one.is_declaration:
+            one.linkage = "internal"
+    options = llvm.PipelineTuningOptions(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    options.loop_unrolling = options.loop_interleaving = True
+    for _ in range(2):  # the first time leaves branches to exceptions, which the second finds to be unreachable
+        passes = llvm.create_pass_builder(machine, options)
+        passes.getModulePassManager().run(module, passes)
+    called = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
+    assert called <= _MAY_CALL, f"kernels call {sorted(called - _MAY_CALL)}"
+    made: bytes = machine.emit_object(module)
+    return made
+
+
+def _link(code: bytes, target: Path, triple: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder, "kernels.o")
+        given.write_bytes(code)
+        linker = [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "ld.lld",
+            "-shared",
+            "--gc-sections",
+            "--strip-all",
+            "-z",
+            "noexecstack",
+        ]
+        subprocess.run([*linker, "--build-id=none", "-o", str(target), str(given)], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python broker/kernels/build.py", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--machine", default=platform.machine(), choices=sorted(LEVELS))
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    if not is_current(arguments.machine, arguments.folder):
+        print("compiling the kernels (about a minute)", flush=True)
+        build(arguments.machine, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The library of compiled kernels: which one this processor runs, and how its functions become functions of Python.
+
+Theory of operation. The kernels are compiled when natslog is built (`broker/kernels/build.py`), once for each level of
+processors. A library is loaded like any other, and contains plain functions, which take the addresses of Python's
+objects (`METH_FASTCALL`). Python itself makes functions of them. A kernel that is not in the library, or not with the
+arguments that are stated here, runs as Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
+"""Names the file to load; empty: none is loaded."""
+
+FOLDER = Path(__file__).parent / "libraries"
+_LEVELS = {
+    "x86_64": (
+        ("x86-64-v3", frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])),
+        ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"])),
+    ),
+    "aarch64": (("aarch64", frozenset[str]()),),
+}
+"""By machine, the best first: a level, and the flags that a processor of it has beside those of the levels below."""
+_OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python
+_METH_FASTCALL = 0x80
+
+
+class _MethodDef(ctypes.Structure):
+    """Python's `PyMethodDef`."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class Library:
+    """Args: path: the file. Raises OSError: it cannot be loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._functions = ctypes.CDLL(str(path))
+        self._methods: list[_MethodDef] = []
+
+    def function(self, symbol: str) -> Callable[..., Any] | None:
+        """A function of Python. It and this object exist until the process ends. None: there is none of that name."""
+        try:
+            address = ctypes.cast(self._functions[symbol], ctypes.c_void_p).value
+        except AttributeError:
+            return None
+        method = _MethodDef(symbol.encode(), address, _METH_FASTCALL, None)
+        self._methods.append(method)
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        made: Callable[..., Any] = make(ctypes.addressof(method), np.ndarray, None)
+        return made
+
+
+def library() -> Library | None:
+    """The library of this installation; None where there is none for this machine (`reason`)."""
+    return _loaded()[0]
+
+
+def reason() -> str | None:
+    """Why there is none."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Library | None, str | None]:
+    named = os.environ.get(FILE_VARIABLE)
+    if named == "":
+        return None, f"{FILE_VARIABLE} is empty"
+    if object.__basicsize__ != _OBJECT_HEADER_BYTES:
+        return None, "this build of Python has other objects than usual (it has no global lock, or is a debug build)"
+    path = Path(named) if named else _suitable()
+    if path is None:
+        return None, f"this installation has none for this processor ({platform.machine()})"
+    try:
+        return Library(path), None
+    except OSError as error:
+        return None, f"{path} cannot be loaded: {error}"
+
+
+def _suitable() -> Path | None:
+    """The best file that is there and that this processor can run."""
+    levels = _LEVELS.get(platform.machine(), ())
+    needed, usable = set[str](), list[str]()
+    flags = _flags()
+    for level, more in reversed(levels):
+        needed |= more
+        if needed <= flags:
+            usable.insert(0, level)
+    return next((path for level in usable if (path := FOLDER / f"{level}.so").is_file()), None)
+
+
+def _flags() -> set[str]:
+    """Of the processor, as Linux names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").partition(":")[2].split())

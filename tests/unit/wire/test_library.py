@@ -1,0 +1,86 @@
+"""The library of compiled kernels: all are in it, the results are those of Python, and what it was not compiled for is
+refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from natslog.wire import library, native
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_library_has_all_kernels() -> None:
+    importlib.import_module("pyspark_natslog.payload.native")
+    found = library.library()
+    assert found is not None, library.reason()
+    assert [kernel.name for kernel in native.KERNELS if found.function(kernel.symbol) is None] == []
+
+
+def run(**environment: str) -> list[Any]:
+    """How many kernels of the library were used, and what came of it."""
+    command = [sys.executable, "-m", "tests.unit.wire.whole_way"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | environment, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+def test_columns_acks_hashes_and_duplicates_are_the_same_by_both() -> None:
+    (used, compiled), (of_python, plain) = run(), run(NATSLOG_KERNELS_FILE="")
+    assert (used > 40, of_python) == (True, 0)
+    assert compiled == plain
+    assert compiled[0] == [53, 1, 1, 1], "kept, not text, not plain, expecting; internal ones are left out"
+
+
+def test_library_that_is_damaged_is_not_loaded(tmp_path: Path) -> None:
+    damaged = tmp_path / "kernels.so"
+    damaged.write_bytes(b"no library")
+    program = "from natslog.wire import library; print(library.library(), library.reason())"
+    environment = os.environ | {"NATSLOG_KERNELS_FILE": str(damaged)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, timeout=60
+    )
+    assert done.stdout.startswith(f"None {damaged} cannot be loaded: ")
+
+
+def test_kernel_that_takes_something_else_is_not_found() -> None:
+    other = native.Kernel("natslog.wire.kernels", "survey", native.BYTES, native.LONGS, results=7)
+    native.KERNELS.remove(other)
+    found = library.library()
+    assert found is not None
+    assert found.function(other.symbol) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros((1, 10), np.int32),
+        np.zeros(10, np.int64),
+        np.zeros((10, 4), np.int64).T,
+        np.zeros((2, 10), np.int64)[:, ::2],
+        memoryview(b"x"),
+        None,
+    ],
+    ids=["type", "dimensions", "order", "gaps", "no array", "nothing"],
+)
+def test_library_refuses_what_it_was_not_compiled_for(wrong: Any) -> None:
+    survey = native.Kernel("natslog.wire.kernels", "survey", native.BYTES, native.ROWS, results=7)
+    try:
+        assert survey(np.zeros(4, np.uint8), np.zeros((0, 10), np.int64)) == [0] * 7
+        assert survey.is_native
+        with pytest.raises(TypeError):
+            survey(np.zeros(4, np.uint8), wrong)
+    finally:
+        native.KERNELS.remove(survey)
