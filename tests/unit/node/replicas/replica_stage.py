@@ -86,7 +86,7 @@ class ReplicaStage:
         broker = BrokerRecord(id=ME, url="", directory="folder", life=1)
         self.state = state or Metadata(cluster_id="c", feature_level=LATEST_LEVEL, brokers={ME: broker})
         self.has_session = True
-        self.disk = SimpleNamespace(free_bytes=2**60)
+        self.disk = SimpleNamespace(free_bytes=2**60, measured_s=0.0)
         self.nats, self.fetching = Nats(), Fetching()
         self.proposed: list[Command | IsrChange] = []
         self.bugs: list[BaseException] = []
