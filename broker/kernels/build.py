@@ -47,9 +47,9 @@ _MAY_CALL = {
 
 def wanted(machine: str) -> str:
     """What the folder states when it is current."""
-    connector = ROOT / "connector" / "pyspark_natslog" / "payload"
-    sources = [*HERE.glob("*.py"), *(HERE.parent / "natslog" / "wire").glob("*.py"), *connector.glob("kernels*.py")]
-    sources += [connector / "layout.py", connector / "native.py"]
+    folders = (HERE.parent / "natslog" / "wire", ROOT / "connector" / "pyspark_natslog" / "payload")
+    names = ("kernels*.py", "native.py", "*layout.py")
+    sources = [*HERE.glob("*.py"), *(path for folder in folders for name in names for path in folder.glob(name))]
     digest = hashlib.sha256(repr(DEPENDENCIES).encode())
     for source in sorted(sources):
         digest.update(source.read_bytes())
@@ -62,22 +62,21 @@ def is_current(machine: str = platform.machine(), folder: Path = FOLDER) -> bool
 
 
 def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
-    """Raises SystemExit: this machine is none of `LEVELS`, or what compiles is not installed."""
-    if machine not in LEVELS:
-        raise SystemExit(f"natslog: kernels are not compiled for {machine}: they run as Python, slowly")
+    """Args: machine: one of `LEVELS`. Raises SystemExit: what compiles is not installed."""
     try:
         importlib.import_module("numba")
         importlib.import_module("ziglang")
     except ImportError as error:
         needed = " ".join(DEPENDENCIES)
         raise SystemExit(f"natslog: the kernels cannot be compiled ({error}): pip install {needed}") from error
+    stated = wanted(machine)  # before: a source may be changed meanwhile
     text, entries = _module()
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for former in folder.iterdir():
         former.unlink()
     for level, triple in LEVELS[machine].items():
-        _link(_object(text, entries, triple, "generic" if level == machine else level), folder / f"{level}.so", triple)
-    (folder / _STATED).write_text(wanted(machine))
+        _link(_object(text, entries, triple, "generic" if level == machine else level), folder / f"{level}.so")
+    (folder / _STATED).write_text(stated)
 
 
 # ---- from Python to instructions of LLVM ----
@@ -146,31 +145,25 @@ def _object(text: str, entries: dict[str, str], triple: str, processor: str) -> 
     return made
 
 
-def _link(code: bytes, target: Path, triple: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder, "kernels.o")
+def _link(code: bytes, target: Path) -> None:
+    """A process that has loaded a former file of this name keeps that one."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        given, made = Path(folder, "kernels.o"), Path(folder, target.name)
         given.write_bytes(code)
-        linker = [
-            sys.executable,
-            "-m",
-            "ziglang",
-            "ld.lld",
-            "-shared",
-            "--gc-sections",
-            "--strip-all",
-            "-z",
-            "noexecstack",
-        ]
-        subprocess.run([*linker, "--build-id=none", "-o", str(target), str(given)], check=True)
+        linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--gc-sections", "--strip-all"]
+        subprocess.run([*linker, "-z", "noexecstack", "--build-id=none", "-o", str(made), str(given)], check=True)
+        made.replace(target)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python broker/kernels/build.py", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--machine", default=platform.machine(), choices=sorted(LEVELS))
+    parser.add_argument("--machine", default=platform.machine(), help=" or ".join(sorted(LEVELS)))
     parser.add_argument("--folder", type=Path, default=FOLDER)
     arguments = parser.parse_args()
-    if not is_current(arguments.machine, arguments.folder):
-        print("compiling the kernels (about a minute)", flush=True)
+    if arguments.machine not in LEVELS:
+        print(f"kernels are not compiled for {arguments.machine}: they run as Python, slowly")
+    elif not is_current(arguments.machine, arguments.folder):
+        print("compiling the kernels (two minutes on one core)", flush=True)
         build(arguments.machine, arguments.folder)
 
 

@@ -127,7 +127,8 @@ class DiskRoom:
             self._check_at_s, self._unchecked_bytes = now_s + _ROOM_HOLDS_S, 0
             if self._room_bytes < 2 * incoming_bytes:
                 self._check_at_s = 0.0
-                self._store.disk_refused(incoming_bytes)
+                if self._room_bytes < self._min_free_bytes:  # otherwise only one very large message does not fit
+                    self._store.disk_refused(incoming_bytes)
                 raise self.full()
         self._store.take(incoming_bytes)
 

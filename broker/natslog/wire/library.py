@@ -84,7 +84,7 @@ def _loaded() -> tuple[Library | None, str | None]:
         return None, f"{FILE_VARIABLE} is empty"
     if object.__basicsize__ != _OBJECT_HEADER_BYTES:
         return None, "this build of Python has other objects than usual (it has no global lock, or is a debug build)"
-    path = Path(named) if named else _suitable()
+    path = Path(named) if named else next(iter(usable()), None)
     if path is None:
         return None, f"this installation has none for this processor ({platform.machine()})"
     try:
@@ -93,16 +93,14 @@ def _loaded() -> tuple[Library | None, str | None]:
         return None, f"{path} cannot be loaded: {error}"
 
 
-def _suitable() -> Path | None:
-    """The best file that is there and that this processor can run."""
-    levels = _LEVELS.get(platform.machine(), ())
-    needed, usable = set[str](), list[str]()
-    flags = _flags()
-    for level, more in reversed(levels):
+def usable() -> list[Path]:
+    """The files that are there and that this processor can run, the best first."""
+    needed, found, flags = set[str](), list[Path](), _flags()
+    for level, more in reversed(_LEVELS.get(platform.machine(), ())):
         needed |= more
-        if needed <= flags:
-            usable.insert(0, level)
-    return next((path for level in usable if (path := FOLDER / f"{level}.so").is_file()), None)
+        if needed <= flags and (path := FOLDER / f"{level}.so").is_file():
+            found.insert(0, path)
+    return found
 
 
 def _flags() -> set[str]:

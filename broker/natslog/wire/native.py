@@ -95,14 +95,7 @@ class Kernel:
     def _native(self, function: Callable[..., Any]) -> Callable[..., Any]:
         results = self.results
         if any(isinstance(kind, Group) for kind in self.arguments):
-            kinds, inner = self.arguments, function
-
-            def function(*arguments: Any) -> Any:
-                flat: list[Any] = []
-                for kind, given in zip(kinds, arguments, strict=True):
-                    flat += given if isinstance(kind, Group) else (given,)
-                return inner(*flat)
-
+            return self._with_groups(function)
         if results < 2:
             return function
 
@@ -113,6 +106,18 @@ class Kernel:
             return found
 
         return with_results
+
+    def _with_groups(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The arrays of a tuple are arguments of their own."""
+        assert self.results < 2, "no such kernel has several results"
+
+        def with_groups(*arguments: Any) -> Any:
+            flat: list[Any] = []
+            for kind, given in zip(self.arguments, arguments, strict=True):
+                flat += given if isinstance(kind, Group) else (given,)
+            return function(*flat)
+
+        return with_groups
 
 
 _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"

@@ -140,3 +140,15 @@ def test_a_log_states_that_its_disk_refused_a_message(tmp_path: Path, monkeypatc
     with pytest.raises(StorageFull):
         log.append(rows([b"x" * 100]), 1)
     assert not store.disk_has_room(1010, 1000, float("inf"))
+
+
+def test_one_very_large_message_is_refused_and_the_disk_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a publisher of such messages would move the leaderships of all streams."""
+    store = StoreLimit(None)
+    log = open_log(tmp_path, LogOptions(min_free_bytes=1000, store=store))
+    monkeypatch.setattr("natslog.log.room.free_bytes", lambda folder: 2000)
+    with pytest.raises(StorageFull):
+        log.append(rows([b"x" * 10_000]), 1)
+    assert store.disk_has_room(2000, 1000, 0.0)
