@@ -41,6 +41,7 @@ def test_disk_that_messages_have_filled_hands_leadership_over(tmp_path: Path) ->
                 return [one["code"] for one in client.overview()["findings"]]
 
             assert "disk_full" in codes()
+            assert small.metrics()["natslog_disk_full"] == 1
             publish_acked(cluster.nats_url, "orders", [b"after"])
             client.purge("orders")
             publish_acked(cluster.nats_url, "orders", [b"more"])

@@ -136,6 +136,11 @@ class _BrokerCollector:
             "Free bytes below which messages are refused",
             value=broker.config.min_free_bytes,
         )
+        yield GaugeMetricFamily(
+            "natslog_disk_full",
+            "1 from a refusal because of a full disk on, until there is room again",
+            value=float(not broker.hosting.services.has_disk_room),
+        )
         store = broker.hosting.services.store
         yield GaugeMetricFamily(
             "natslog_store_bytes", "Bytes of all streams on this broker, deleted ones included", value=store.used_bytes
