@@ -48,6 +48,8 @@ def test_stream_keeps_one_file_open(own: Path) -> None:
     with running(own) as (nats, broker), broker.client() as client:
         process = psutil.Process(broker.pid)
         client.create_stream("s0", "s.0")
+        recorded = 'natslog_messages_committed_total{stream="__activity"}'
+        eventually(lambda: broker.metrics().get(recorded, 0) > 0, what="the stream of events is open")
         before = process.num_fds()
         for at in range(1, 50):
             client.create_stream(f"s{at}", f"s.{at}")
