@@ -3,16 +3,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is installed, each level with the ones before: for the demo, for the tests, everything.
+FOR_DEMO := $(VENV)/.for-demo
+FOR_TESTS := $(VENV)/.for-tests
 STAMP := $(VENV)/.installed
+MACHINE ?= $(shell uname -m)
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install dependencies console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom demo format clean jar java python
+.PHONY: help install dependencies console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom wheel demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-install: kernels ## create .venv and install everything into it
+install: $(STAMP) kernels ## create .venv and install everything into it
 
 dependencies: $(STAMP)
 
@@ -27,22 +31,32 @@ java:
 	  *) [ "$$version" -ge 17 ] || { echo "natslog: Java $$version is too old; Spark needs Java 17 or 21, found by JAVA_HOME or PATH" >&2; exit 1; };; \
 	esac
 
-$(STAMP): pyproject.toml | python
+define install # EXTRA LEVELS
 	@echo "installing into $(VENV) (the first time takes a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@NATSLOG_BUILT_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@NATSLOG_BUILT_LATER=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]'
 	@$(BIN)/python connector/jvm/build.py
 	@$(BIN)/python console/build.py
-	@touch $@
+	@touch $(2)
+endef
 
-jar: $(STAMP) ## the columnar reader for Spark (needs a JDK); `make install` builds it too
+$(FOR_DEMO): pyproject.toml | python
+	$(call install,demo,$(FOR_DEMO))
+
+$(FOR_TESTS): pyproject.toml | python
+	$(call install,test,$(FOR_DEMO) $(FOR_TESTS))
+
+$(STAMP): pyproject.toml | python
+	$(call install,dev,$(FOR_DEMO) $(FOR_TESTS) $(STAMP))
+
+jar: $(FOR_DEMO) ## the columnar reader for Spark (needs a JDK); `make install` builds it too
 	@$(BIN)/python connector/jvm/build.py
 
-console: $(STAMP) ## the libraries of the console in the browser (needs npm); `make install` copies them too
+console: $(FOR_DEMO) ## the libraries of the console in the browser (needs npm); `make install` copies them too
 	@$(BIN)/python console/build.py
 
-kernels: $(STAMP) ## the compiled kernels; `make install` compiles them too
+kernels: $(FOR_DEMO) ## the compiled kernels; `make install` compiles them too
 	@$(BIN)/python broker/kernels/build.py
 
 check: $(STAMP) ## format, lint, types, layering
@@ -56,10 +70,10 @@ format: $(STAMP) ## write files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-prepare: java kernels ## what the tests need, which otherwise make it first
+prepare: java $(FOR_TESTS) kernels ## what the tests need, which otherwise make it first
 	@$(BIN)/python -m tests.phases prepare
 
-NEEDED = $(if $(REPORT),$(STAMP),java jar console kernels)
+NEEDED = $(if $(REPORT),$(FOR_TESTS),java $(FOR_TESTS) jar console kernels)
 
 test: $(NEEDED) ## one short test of each kind, with real NATS and real Spark (ARGS="tests/unit -k recovery": plain pytest)
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(BIN)/python -m tests.phases $(if $(REPORT),report) test $(PHASES))
@@ -76,25 +90,25 @@ affected: $(NEEDED) ## the long tests whose subject has changed: SINCE=commit; 1
 size: $(STAMP) ## lines of product code by package and language
 	@$(BIN)/python -m tests.size
 
-sim: $(STAMP) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
+sim: $(FOR_TESTS) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
 
-jetstream: kernels ## the JetStream API beside a NATS server with JetStream: every answer compared
+jetstream: $(FOR_TESTS) kernels ## the JetStream API beside a NATS server with JetStream: every answer compared
 	@$(BIN)/python -m pytest tests/jetstream $(ARGS)
 
-fuzz: kernels ## every parser of foreign bytes, coverage-guided: MINUTES=10 each, TARGET=frames SEED=7 for one
+fuzz: $(STAMP) kernels ## every parser of foreign bytes, coverage-guided: MINUTES=10 each, TARGET=frames SEED=7 for one
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED))
 
-chaos: kernels ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
+chaos: $(FOR_TESTS) kernels ## five real brokers under random faults: MINUTES=5 SEED=1 (all of it needs root)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-soak: java jar ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
+soak: java $(FOR_TESTS) jar kernels ## Spark jobs while brokers, NATS and drivers are killed, then counted: MINUTES=10 SEED=1
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-notebooks: java kernels ## run notebooks/, and store what they print and draw
+notebooks: java $(STAMP) kernels ## run notebooks/, and store what they print and draw
 	@$(BIN)/python -m tests.notebooks
 
-bench: java kernels ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
+bench: java $(STAMP) kernels ## natslog against its peers: table, docs/bench/results.json and .png (ARGS="--only publish --pairs 3")
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 site: $(STAMP) ## the documentation with a reference of the Python API, as pages: build/site
@@ -103,6 +117,12 @@ site: $(STAMP) ## the documentation with a reference of the Python API, as pages
 sbom: $(STAMP) ## what is installed with natslog, as CycloneDX: dist/natslog.cdx.json
 	@mkdir -p dist && $(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/natslog.cdx.json $(BIN)/python
 	@echo "wrote dist/natslog.cdx.json"
+
+wheel: python ## the wheel in dist/, for MACHINE=x86_64 or aarch64 (default: this one)
+	@$(PYTHON) -m venv build/wheel
+	@build/wheel/bin/python -m pip install --quiet --disable-pip-version-check auditwheel
+	@NATSLOG_MACHINE=$(MACHINE) build/wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@build/wheel/bin/auditwheel show dist/natslog-*_$(MACHINE).whl
 
 demo: java kernels ## NATS, broker, Spark and back, on live events (or FILE=events.csv; TLS=1: with TLS, users, tokens; KEEP=1)
 	@$(BIN)/python spark_jobs/demo.py $(if $(FILE),--file "$(FILE)") $(if $(TLS),--tls) $(if $(KEEP),--keep)

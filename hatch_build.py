@@ -44,25 +44,30 @@ class JarHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         needed = ["pyspark>=4.2"] if self._is_wanted() else []
         kernels, machine = _builder("broker/kernels"), _machine()
-        if machine in kernels.LEVELS and not kernels.is_current(machine) and _BUILT_LATER not in os.environ:
+        is_made = machine not in kernels.LEVELS or kernels.is_current(machine, kernels.folder_of(machine))
+        if not is_made and _BUILT_LATER not in os.environ:
             needed += kernels.DEPENDENCIES
         return needed
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        self._add_kernels(build_data)
+        self._add_kernels(build_data, is_editable=version == "editable")
         self._add_jar(build_data)
         self._add_console(build_data)
 
-    def _add_kernels(self, build_data: dict[str, Any]) -> None:
+    def _add_kernels(self, build_data: dict[str, Any], *, is_editable: bool) -> None:
         builder, machine = _builder("broker/kernels"), _machine()
         if machine not in builder.LEVELS:
             self.app.display_warning(f"kernels are not compiled for {machine}: the wheel runs them as Python, slowly")
             return
         if _BUILT_LATER in os.environ:
             return
-        if not builder.is_current(machine):
-            builder.build(machine)
-        build_data["artifacts"].append(f"{builder.FOLDER.relative_to(self.root)}/*")
+        folder = builder.folder_of(machine)
+        if not builder.is_current(machine, folder):
+            builder.build(machine, folder)
+        if is_editable:
+            return  # the package is used where it is
+        for library in sorted(folder.glob("*.so")):
+            build_data["force_include"][str(library)] = f"natslog/wire/libraries/{library.name}"
         build_data["pure_python"], build_data["tag"] = False, f"py3-none-manylinux_2_17_{machine}"
 
     def _add_console(self, build_data: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
     python broker/kernels/build.py [--machine x86_64|aarch64] [--folder FOLDER]
 
-Does nothing if they are there already. Needs numba and ziglang, on any machine: nothing of the result depends on the
-one that compiles.
+Does nothing if they are there already. Needs numba and ziglang, which it installs into a temporary folder where they
+are missing. Nothing of the result depends on the machine that compiles.
 
 Theory of operation. numba turns each kernel into instructions of LLVM, with a function around it that Python calls as
 it calls any function of an extension module (`METH_FASTCALL`): it takes the array type and the addresses of the
@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.util
+import os
 import platform
 import re
 import subprocess
@@ -56,19 +58,21 @@ def wanted(machine: str) -> str:
     return f"{machine} {digest.hexdigest()}\n"
 
 
+def folder_of(machine: str) -> Path:
+    """Where the libraries for this machine are made; for another one, for a wheel only."""
+    return FOLDER if machine == platform.machine() else ROOT / "build" / "kernels" / machine
+
+
 def is_current(machine: str = platform.machine(), folder: Path = FOLDER) -> bool:
     stated = folder / _STATED
     return stated.is_file() and stated.read_text() == wanted(machine)
 
 
 def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
-    """Args: machine: one of `LEVELS`. Raises SystemExit: what compiles is not installed."""
-    try:
-        importlib.import_module("numba")
-        importlib.import_module("ziglang")
-    except ImportError as error:
-        needed = " ".join(DEPENDENCIES)
-        raise SystemExit(f"natslog: the kernels cannot be compiled ({error}): pip install {needed}") from error
+    """Args: machine: one of `LEVELS`. Raises SystemExit: what compiles cannot be installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("numba", "ziglang")):
+        _build_elsewhere(machine, folder)
+        return
     stated = wanted(machine)  # before: a source may be changed meanwhile
     text, entries = _module()
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +81,16 @@ def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
     for level, triple in LEVELS[machine].items():
         _link(_object(text, entries, triple, "generic" if level == machine else level), folder / f"{level}.so")
     (folder / _STATED).write_text(stated)
+
+
+def _build_elsewhere(machine: str, folder: Path) -> None:
+    """By another process, with what compiles in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="natslog-kernels-") as place:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", place]
+        again = [sys.executable, __file__, "--machine", machine, "--folder", str(folder)]
+        for command in ([*pip, *DEPENDENCIES], again):
+            if subprocess.run(command, env=os.environ | {"PYTHONPATH": place}, check=False).returncode:
+                raise SystemExit(f"natslog: the kernels cannot be compiled: {' '.join(command)} failed")
 
 
 # ---- from Python to instructions of LLVM ----

@@ -65,6 +65,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
             await server.stop()
     if broker.failed is not None:
         raise broker.failed
+    logger.info("stopped: everything that was acked is on disk", extra=event("broker.stopped"))
 
 
 async def _has_started(broker: Broker) -> bool:

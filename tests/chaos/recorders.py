@@ -17,8 +17,7 @@ from typing import Any
 import nats
 import pyarrow as pa
 
-from natslog.client import NatslogClient
-from natslog.client.client import Fetched
+from natslog.client import Fetched, NatslogClient
 from natslog.client.publisher import Publisher, Rows
 from natslog.errors import NatslogError
 from tests.chaos.history import Followed, History, MetadataChange, Sample, value_of

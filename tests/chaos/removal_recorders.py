@@ -10,8 +10,7 @@ from typing import Any
 
 import nats
 
-from natslog.client import NatslogClient
-from natslog.client.client import Fetched
+from natslog.client import Fetched, NatslogClient
 from natslog.errors import MessageNotFound, NatslogError, OffsetOutOfRange
 from natslog.log.expiry import TOMBSTONE_HEADER, TTL_HEADER
 from tests.chaos.recorders import Recorder

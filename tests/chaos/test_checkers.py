@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
-from natslog.client.client import Fetched
+from natslog.client import Fetched
 from natslog.errors import NatslogError, NotLeader, OffsetOutOfRange
 from tests.chaos import checkers, damage
 from tests.chaos.history import FaultEvent, History, MetadataChange, value_of

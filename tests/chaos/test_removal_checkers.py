@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
-from natslog.client.client import Fetched
+from natslog.client import Fetched
 from tests.chaos.checkers import Copy
 from tests.chaos.removal_checkers import check_stored, judge_removals, must_be_hidden
 from tests.chaos.removal_history import KeyedMessage, Removal, RemovalHistory

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from natslog.cli.health import problems_of
 from tests.cluster_harness import Cluster
 from tests.harness import all_values, eventually, publish_acked
 
@@ -42,6 +43,8 @@ def test_disk_that_messages_have_filled_hands_leadership_over(tmp_path: Path) ->
 
             assert "disk_full" in codes()
             assert small.metrics()["natslog_disk_full"] == 1
+            assert (client.readiness(small.url) or {})["has_disk_room"] is False
+            assert any("is full" in one for one in problems_of(client, client.cluster(), client.streams()))
             publish_acked(cluster.nats_url, "orders", [b"after"])
             client.purge("orders")
             publish_acked(cluster.nats_url, "orders", [b"more"])

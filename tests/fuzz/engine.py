@@ -20,7 +20,10 @@ def main(module: str, name: str, arguments: list[str]) -> None:
 
     with atheris.instrument_imports(include=["natslog", "pyspark_natslog", *_MODELS]):
         importlib.import_module(module)
+    from tests.compared_kernels import compare_kernels
     from tests.fuzz.target import TARGETS
+
+    compare_kernels()
 
     chosen = TARGETS[name]
     logging.disable(logging.CRITICAL)

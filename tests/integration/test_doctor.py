@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from natslog.cli.main import app
+from natslog.cli.main import application
 from natslog.diagnosis.doctor import CHECKS
 from natslog.nats_server import NatsServer
 from tests import nats_login
@@ -36,7 +36,7 @@ def diagnosed(*arguments: str, url: str | None = None, folder: Path | None = Non
     Args: `folder`: in which it is executed.
     """
     with contextlib.chdir(folder or Path.cwd()):
-        done = CliRunner().invoke(app, [*(["--server", url] if url else []), "doctor", "--json", *arguments])
+        done = CliRunner().invoke(application(), [*(["--server", url] if url else []), "doctor", "--json", *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, by_check(done.stdout)
 
@@ -288,7 +288,7 @@ def test_cluster_with_a_broker_that_is_down(tmp_path: Path) -> None:
         assert "Start broker 3" in down["remedy"]
         assert states(found, "cluster.quorum") == ["warning"]
         bundle = tmp_path / "b.tar.gz"
-        done = CliRunner().invoke(app, ["--server", servers, "support-bundle", "--json", "-o", str(bundle)])
+        done = CliRunner().invoke(application(), ["--server", servers, "support-bundle", "--json", "-o", str(bundle)])
         assert done.exit_code == 0
         body = json.loads(done.stdout)
         assert {"brokers/3/metrics.txt", "brokers/3/readyz.json"} <= set(body["missing"])

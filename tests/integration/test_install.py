@@ -24,9 +24,9 @@ _LARGE = ("broker", "spark", "connect")
 
 
 def _libraries() -> str:
-    """The extras that add libraries to a command or to the client; `dev` is what these tests run in."""
+    """The extras that add libraries to a command or to the client; the others are for a checkout."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    return ",".join(sorted(set(project["optional-dependencies"]) - {"dev", *_LARGE}))
+    return ",".join(sorted(set(project["optional-dependencies"]) - {"demo", "test", "dev", *_LARGE}))
 
 
 def _run(*command: str | Path, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -73,6 +73,8 @@ def _check(python: Path, tmp_path: Path, extra: str) -> None:
     assert "Usage:" in _run(natslog, "--help", folder=tmp_path).stdout
     assert _run(natslog, "--version", folder=tmp_path).stdout == f"natslog {version('natslog')}\n"
     _run(python, "-c", "import natslog.client, natslog.client.publisher", folder=tmp_path)
+    kernels = "from natslog.wire import library; assert library.library() is not None, library.reason()"
+    _run(python, "-c", kernels, folder=tmp_path)
     unreachable = _run(natslog, "--server", "http://127.0.0.1:1", "stream", "ls", folder=tmp_path, check=False)
     assert "Check that `natslog dev` or `natslog server` is running there" in unreachable.stderr
     unreachable = _run(natslog, "pub", "x", "y", "--nats-url", "nats://127.0.0.1:1", folder=tmp_path, check=False)

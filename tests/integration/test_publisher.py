@@ -54,6 +54,17 @@ def test_refusal_of_a_jetstream_stream_is_no_ack(jetstream: NatsServer) -> None:
         assert publisher.acked == 2
 
 
+def test_refusal_that_repetition_cannot_change_ends_the_wait(client: NatslogClient, nats_url: str, name: str) -> None:
+    client.create_stream(name, name, max_message_bytes=100)
+    with Publisher(nats_url) as publisher:
+        started = time.monotonic()
+        with pytest.raises(PublishFailed, match=r"1 rows were not acked \(.*: the stream refused them: "):
+            publisher.publish(Rows(pa.array([name] * 2), pa.array([b"a", b"b" * 200])), "stored")
+        assert time.monotonic() - started < 15, "a refusal for good is not waited for: the limit is 30 s"
+        publisher.publish(rows(name, 3), "stored")
+        assert publisher.acked == 4
+
+
 @pytest.mark.long
 def test_envelope_that_the_caller_has_made_is_acked(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
@@ -270,10 +281,21 @@ def test_few_in_flight_are_few(client: NatslogClient, nats_url: str, name: str) 
 def test_rows_without_an_id_are_never_sent_twice(client: NatslogClient, nats_url: str, name: str) -> None:
     client.create_stream(name, name)
     client.edit_stream(name, paused=True)
+    sent: list[list[int]] = []
     with Publisher(nats_url, ack_timeout_s=3) as publisher:
+        send = publisher._send_slice
+
+        async def noted(part: Any, which: Any) -> None:
+            sent.append(which.tolist())
+            await send(part, which)
+
+        publisher._send_slice = noted  # type: ignore[method-assign]
         with pytest.raises(PublishFailed, match="paused"):
             publisher.publish(rows(name, 2, ids=ids("a", None)), "stored")
-        assert publisher.resent == 1
+    first, *again = sent
+    assert first == [0, 1]
+    assert again, "the row with an id is sent again"
+    assert all(which == [0] for which in again)
 
 
 def test_connection_reset_while_the_server_takes_nothing_is_said_and_the_next_rows_go_out(tmp_path: Path) -> None:

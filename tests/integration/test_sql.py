@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
-from natslog.client import NatslogClient
-from natslog.client.client import Fetched
+from natslog.client import Fetched, NatslogClient
 from natslog.client.publisher import Publisher, Rows
 from natslog.errors import BrokerUnavailable
 from natslog.nats_server import NatsServer

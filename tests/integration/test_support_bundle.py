@@ -21,7 +21,7 @@ import nats
 import pytest
 from typer.testing import CliRunner
 
-from natslog.cli.main import app
+from natslog.cli.main import application
 from natslog.client import ClientOptions, NatslogClient
 from natslog.diagnosis.bundle.making import MOST_BYTES
 from natslog.security.certificates import make_certificates
@@ -45,7 +45,7 @@ def files_of(archive: Path) -> dict[str, bytes]:
 def made(archive: Path, *arguments: str, url: str | None = None, token_file: Path | None = None) -> dict[str, Any]:
     """The command in this process, and what it prints."""
     options = [*(["--server", url] if url else []), *(["--token-file", str(token_file)] if token_file else [])]
-    done = CliRunner().invoke(app, [*options, "support-bundle", "--json", "-o", str(archive), *arguments])
+    done = CliRunner().invoke(application(), [*options, "support-bundle", "--json", "-o", str(archive), *arguments])
     assert done.exit_code == 0, done.exception or done.output
     body: dict[str, Any] = json.loads(done.stdout)
     return body
@@ -202,10 +202,10 @@ def test_file_is_private_and_not_replaced(tmp_path: Path) -> None:
     archive = tmp_path / "b.tar.gz"
     archive.write_text("mine")
     command = ["--server", "http://127.0.0.1:1", "support-bundle", "-o", str(archive)]
-    done = CliRunner().invoke(app, command)
+    done = CliRunner().invoke(application(), command)
     assert "--force" in str(done.exception)
     assert archive.read_text() == "mine"
-    done = CliRunner().invoke(app, [*command, "--force"])
+    done = CliRunner().invoke(application(), [*command, "--force"])
     assert "It has no payloads and no secrets" in done.output
     assert archive.stat().st_mode & 0o777 == 0o600
     assert "manifest.json" in files_of(archive)

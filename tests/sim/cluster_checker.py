@@ -26,6 +26,7 @@ import msgspec
 from natslog.cluster.commands import Command, Outcome, PauseStream, Proposal, StopBroker
 from natslog.cluster.lease import SESSION_S
 from natslog.cluster.metadata import Metadata
+from natslog.cluster.tracks import Timeouts
 from natslog.model import BrokerId, StreamId, StreamRecord, companion_id
 from tests.sim.cluster_clocks import SKEW_US, right_us
 from tests.sim.cluster_process import Entry, Life
@@ -219,13 +220,16 @@ class StreamChecker:
             self.cluster.faults.record_changed(old, record)
 
     def _require_sound(self, old: StreamRecord, record: StreamRecord) -> None:
-        """The leader is not one that stops; where nothing is wrong, the ISR is left by those only that stop."""
+        """The leader is not one that stops; where nothing is wrong, the ISR is left by those only that stop, or were
+        down until a moment ago.
+        """
         leader = self.checker.brokers.get(record.leader) if record.leader is not None else None
         if leader is not None and record.leader != old.leader and leader.incarnation in self.checker.stopping_lives:
             raise Violation(f"broker {leader.id} stops, and v{record.version} of {record.name} makes it the leader")
         for number in set(old.isr) - set(record.isr) if self.cluster.is_healthy else ():
             broker = self.cluster.brokers[number]
-            is_fine = broker.is_up and not broker.is_asked_to_stop
+            runs_ms = self.cluster.world.now_ms - broker.began_ms
+            is_fine = broker.is_up and not broker.is_asked_to_stop and runs_ms > Timeouts().lag_ms
             require(not is_fine, f"nothing is wrong, and v{record.version} puts {number} out of {old.isr}")
 
     # ---- after healing ----

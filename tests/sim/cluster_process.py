@@ -125,6 +125,7 @@ class Life:
         self.incarnation = record.incarnation
         disk.lives.append(self.incarnation)
         self.is_up = True
+        self.began_ms = self.world.now_ms
         self.is_paused = False
         self.inbox: list[Callable[[], None]] = []
         self.state = state_of(disk.snapshot)

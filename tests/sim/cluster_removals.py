@@ -6,7 +6,7 @@ the companion log has contents here: offsets to hide, and perhaps that a rule wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
@@ -225,9 +225,13 @@ class RemovalsChecker:
         self.committed, self.records, self.contents = committed, records, contents
 
     def reads(self, removals: SimRemovals, end: int) -> list[int]:
-        """Returns what it shows."""
-        shown = removals.visible(end)
-        hidden = self.hidden(end, removals.delivered, removals.visibility.rules)
+        """Returns what it shows. A rule that was added waits for its record; a replica that is opened meanwhile has it
+        in force at once, for the rows that its files still have.
+        """
+        shown, record = removals.visible(end), removals.replica.record
+        waits = record is not None and record.rules_version > removals.visibility.rules_version
+        lacking = removals.log.dropped if waits else set[int]()
+        hidden = self.hidden(end, removals.delivered, removals.visibility.rules, lacking)
         expected = [at for at in range(end) if at not in hidden]
         if removals.replica.me == removals.replica.cluster.liar:  # its files may lack what a record states that it lost
             recorded = set[int]().union(
@@ -241,14 +245,17 @@ class RemovalsChecker:
         )
         return shown
 
-    def hidden(self, end: int, end_of_records: int, rules: tuple[Rule, ...]) -> set[int]:
+    def hidden(
+        self, end: int, end_of_records: int, rules: tuple[Rule, ...], lacking: Set[int] = frozenset()
+    ) -> set[int]:
+        """Args: lacking: what does not count for rules because files lack it."""
         recorded, uncounted, version = set[int](), set[int](), 0
         for at, (epoch, _) in enumerate(self.records[:end_of_records]):
             record = self.contents[epoch, at]
             recorded.update(record.hidden)
             if record.version > version:
                 uncounted, version = set(recorded), record.version
-        return recorded | self._derived(end, uncounted, rules)
+        return recorded | self._derived(end, uncounted | lacking, rules)
 
     def _derived(self, end: int, uncounted: set[int], rules: tuple[Rule, ...]) -> set[int]:
         """The rules, applied to one message after another."""

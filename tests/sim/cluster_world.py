@@ -58,6 +58,7 @@ HEALTHY_INTERVAL_MS = 6_000.0
 SILENT_AFTER, SILENCE_MS = 40, 4_000.0
 REMOVING_SHARE = 0.35
 HANDOVER_MS = 2_000.0
+RECEIVED_WITHIN_MS = 500.0
 END_MS = FAULTS_UNTIL_MS + 12_000.0
 CLIENT = 0
 SLOW_MS = {"step": 300.0, "proposed": 6000.0}
@@ -112,6 +113,7 @@ class Cluster:
         self.clock_ahead_us = dict(self.clock_skew_us)
         self.unreliable_clocks = chance.sample(self.numbers, (len(self.numbers) - 1) // 2)
         self.proposals = self.published = self.changed = 0
+        self.ack_ms = 0.0  # when a change was acked last
         self.changes_from_ms = chance.choice((1200.0, 3000.0, 8000.0, 2 * END_MS))  # in some seeds there are none
         self.removes = self.changes_from_ms < END_MS and chance.random() < REMOVING_SHARE
         self.resumed_ms: dict[StreamId, float] = {}
@@ -190,6 +192,7 @@ class Cluster:
         self.world.after(delay_ms, lambda: self.try_to_change(number, tries - 1))
 
     def ack_change(self, stream_id: StreamId, offset: int, number: int) -> None:
+        self.ack_ms = self.world.now_ms
         self.checker.companions[stream_id].acks(offset, number)
 
     def arrive(self, number: BrokerId, message: int) -> None:
@@ -354,11 +357,16 @@ class Cluster:
         self.world.run_until(self.faults.until_ms)
         self.heal()
         self.world.run_until(END_MS)
-        while self.is_changing() and self.world.now_ms < END_MS + HANDOVER_MS:
+        while (self.is_changing() or self.has_just_acked) and self.world.now_ms < END_MS + HANDOVER_MS:
             self.world.run_until(self.world.now_ms + 200)
         for checker in self.checker.streams.values():
             if not self.has_stopped(checker):
                 self.check_healed(checker)
+
+    @property
+    def has_just_acked(self) -> bool:
+        """Whether a change is so new that not every follower can have received it."""
+        return self.world.now_ms - self.ack_ms < RECEIVED_WITHIN_MS
 
     def is_changing(self) -> bool:
         """Whether a leadership passes on, or replicas move: nothing is quiet enough then to be judged."""

@@ -28,6 +28,7 @@ class Checker:
         self.leaders: dict[int, int] = {}
         self.seen: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[int] = [0]  # terms, by index
+        self.committed_in: list[int] = [0]  # the term in which each was
         self.chains: list[bytes] = [bytes(16)]
         self.commands: set[bytes] = set()
         self.reads = 0
@@ -53,7 +54,8 @@ class Checker:
             found = raft.log.term_at(Index(index))
             require(found is not None, f"{node.id} committed {index} and does not hold it")
             self.committed.append(int(found or 0))
-        term = self.committed[raft.commit]
+        term = self.committed[raft.commit]  # a leader commits by an entry of its own term
+        self.committed_in += [term] * (raft.commit - known)
         holders = [voter for voter in raft.membership.voters if self.group.nodes[voter].disk.holds(raft.commit, term)]
         majority = len(raft.membership.voters) // 2 + 1
         require(len(holders) >= majority, f"{raft.commit} of {term} committed, and only on the disks of {holders}")
@@ -62,8 +64,11 @@ class Checker:
                 self._complete(other, known + 1)
 
     def _complete(self, leader: Node, start: int) -> None:
+        """Whoever learns late that it leads an earlier term need not have what was committed in later ones."""
         log = leader.raft.log
         for index in range(max(start, log.anchor_index), len(self.committed)):
+            if self.committed_in[index] >= leader.raft.term:
+                continue
             found = log.term_at(Index(index))
             require(found == self.committed[index], f"leader {leader.id} lacks {index} of {self.committed[index]}")
 

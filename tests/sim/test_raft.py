@@ -50,3 +50,10 @@ def test_seeds_hold_every_promise(seeds: range) -> None:
 def test_same_seed_gives_same_world() -> None:
     for seed in (1, 2, 3):
         assert run_seed(seed) == run_seed(seed)
+
+
+def test_who_learns_late_that_it_leads_an_earlier_term_may_lack_what_was_committed_later() -> None:
+    """Raft promises committed entries to leaders of later terms only. In this world a vote of term 9 arrives when an
+    entry is committed in term 10.
+    """
+    assert run_seed(31369).committed

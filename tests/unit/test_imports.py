@@ -42,6 +42,20 @@ def test_help_and_version_import_no_library_of_data_or_network(arguments: tuple[
     assert _HEAVY & set(json.loads(done.stderr.splitlines()[-1])) == set()
 
 
+def _modules_of(*arguments: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=False)
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("command", ["stream", "cluster", "cursor"])
+def test_command_that_shows_no_rows_imports_no_library_of_rows(command: str) -> None:
+    loaded = _modules_of("--server", "http://127.0.0.1:1", command, "status" if command == "cluster" else "ls")
+    assert "natslog.client.client" in loaded
+    assert {"pyarrow", "numpy", "asyncio"} & loaded == set()
+    others = {"pub", "bench", "sql", "doctor", "serve"}
+    assert {f"natslog.cli.{name}" for name in others} & loaded == set()
+
+
 def test_version_is_that_of_the_installed_package() -> None:
     done = subprocess.run([sys.executable, "-m", "natslog", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"natslog {version('natslog')}\n")

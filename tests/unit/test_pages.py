@@ -23,7 +23,7 @@ import typer
 import yaml
 from markdown_it import MarkdownIt
 
-from natslog.cli.main import app
+from natslog.cli.main import application
 from natslog.client.profiles import load_profile
 from natslog.config import load_config
 from natslog.declared.reading import read_files
@@ -31,7 +31,7 @@ from natslog.nats_server import find_binary
 from tests.pages import PAGES, page_blocks, shown_docstrings, taken
 from tests.readme import ROOT, Block
 
-COMMAND = typer.main.get_command(app)
+COMMAND = typer.main.get_command(application())
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 MUST_BE_RUN = {"python", "console"}

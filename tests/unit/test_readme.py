@@ -110,7 +110,7 @@ def test_tests_that_are_named_as_proof_exist() -> None:
 
 def test_wheel_that_readme_installs_is_of_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = re.findall(r"natslog-([\d.]+(?:dev\d+)?)-py3-none-any\.whl\[(\w+)\]", README.read_text())
+    named = re.findall(r"natslog-([\d.]+(?:dev\d+)?)-py3-none-manylinux_2_17_x86_64\.whl\[(\w+)\]", README.read_text())
     assert named
     for version, extra in named:
         assert version == project["version"]

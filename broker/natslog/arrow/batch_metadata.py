@@ -15,8 +15,6 @@ FIRST_BUFFERS = (0, 2, 4, 7, 10, 19)
 depth-first order.
 """
 BUFFERS = 22
-MOST_ROWS_BYTES = 128 * 1024 * 1024
-"""Of the rows of one batch, uncompressed: what is written, and what a client accepts."""
 
 _RECORD_BATCH = 3
 _VERSION = 4  # V5

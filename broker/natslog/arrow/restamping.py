@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import FIRST_FORMAT, BatchHeader, Bytes, blank_crcs, fill_line, line_start
-from natslog.arrow.batch_metadata import MOST_ROWS_BYTES, BatchMetadata
+from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.arrow.covered import covered
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, InvalidRequest

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import global_of, out, print_json
+from natslog.cli.common import global_of
+from natslog.cli.output import out, print_json
 
 _STREAM = "__activity"
 _WAIT_MS = 20_000

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json
+from natslog.cli.common import JsonFlag, confirm, global_of
+from natslog.cli.output import out, print_json
 from natslog.errors import InvalidRequest
 from natslog.units import format_exact_size
 

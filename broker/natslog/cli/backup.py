@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli import migrating, nats_options
-from natslog.cli.common import JsonFlag, err, global_of, is_terminal, out, print_json
+from natslog.cli.common import JsonFlag, global_of
+from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.errors import InvalidRequest
 from natslog.units import format_size, parse_size_bytes
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli import nats_options
-from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, out, position_of, print_json
+from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of, position_of
+from natslog.cli.output import err, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
 from natslog.subjects import check_subject, is_wildcard

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import err, escaped, global_of, is_terminal
+from natslog.cli.common import global_of
+from natslog.cli.output import err, escaped, is_terminal
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:

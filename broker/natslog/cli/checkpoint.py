@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from natslog.cli.common import JsonFlag, err, out, print_json
+from natslog.cli.common import JsonFlag
+from natslog.cli.output import err, out, print_json
 from natslog.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli import log_level, rebalancing
-from natslog.cli.common import JsonFlag, confirm, err, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, confirm, global_of
 from natslog.cli.health import problems_of, summary
+from natslog.cli.output import err, out, print_json, print_table
 from natslog.errors import InvalidRequest, NatslogError
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, global_of, out, position_of, print_json, print_table
+from natslog.cli.common import JsonFlag, global_of, position_of
+from natslog.cli.output import out, print_json, print_table
 from natslog.units import format_size
 
 app = typer.Typer(

@@ -12,7 +12,8 @@ import typer
 from rich.live import Live
 
 from natslog.cli.broker_settings import config_of, with_broker_settings
-from natslog.cli.common import Global, JsonFlag, err, global_of, is_terminal, out, print_json, table_of
+from natslog.cli.common import Global, JsonFlag, global_of
+from natslog.cli.output import err, is_terminal, out, print_json, table_of
 
 if TYPE_CHECKING:
     from natslog.config import BrokerConfig

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, confirm, global_of
+from natslog.cli.output import out, print_json, print_table
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -42,6 +42,8 @@ def _problems_of_broker(client: NatslogClient, broker: dict[str, Any]) -> Iterat
     ready = client.readiness(broker["url"]) if broker["url"] else None
     if ready is not None and ready.get("reason") is not None:
         yield f"broker {broker['id']} at {broker['url']} is not ready: {ready['reason']}"
+    if ready is not None and not ready.get("has_disk_room", True):
+        yield f"a disk of broker {broker['id']} at {broker['url']} is full: it accepts no messages"
 
 
 def _problems_of_stream(stream: dict[str, Any]) -> Iterator[str]:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, global_of, print_json, print_table
+from natslog.cli.common import JsonFlag, global_of
+from natslog.cli.output import print_json, print_table
 from natslog.errors import InvalidRequest
 
 

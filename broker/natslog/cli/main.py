@@ -1,73 +1,72 @@
-"""`natslog`: global options, commands, and how errors are shown."""
+"""`natslog`: global options, commands, and how errors are shown.
+
+The module of a command is imported when the command is called; that of `--help`, and of a wrong name, are all.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
-from natslog.cli import (
-    activity,
-    applying,
-    backup,
-    bench,
-    cat,
-    checkpoint,
-    cluster,
-    cursor,
-    doctor,
-    pub,
-    redriving,
-    repair,
-    security,
-    serve,
-    sql,
-    standard_output,
-    stream,
-    support_bundle,
-    table,
-    tls,
-    top,
-    verify,
-)
-from natslog.cli.common import Global, err
+from natslog.cli import standard_output
+from natslog.cli.common import Global
 from natslog.errors import NatslogError, natslog_version
 
-app = typer.Typer(
-    name="natslog",
-    help="Durable, replayable streams for people who run NATS.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(stream.app, name="stream")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(cursor.app, name="cursor")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(table.app, name="table")
-app.add_typer(bench.app, name="bench")
-app.add_typer(tls.app, name="tls")
-app.add_typer(security.token_app, name="token")
-app.add_typer(security.acl_app, name="acl")
-app.add_typer(security.role_app, name="role")
-app.add_typer(security.quota_app, name="quota")
-app.command("whoami")(security.whoami)
-app.command("dev")(serve.dev)
-app.command("server")(serve.server)
-app.command("pub")(pub.pub)
-app.command("cat")(cat.cat)
-app.command("sql")(sql.sql)
-app.command("activity")(activity.activity)
-app.command("top")(top.top)
-app.command("doctor")(doctor.doctor)
-app.command("support-bundle")(support_bundle.support_bundle)
-app.command("verify")(verify.verify)
-app.command("export")(backup.export)
-app.command("import")(backup.import_)
-app.command("redrive")(redriving.redrive)
-app.command("repair")(repair.repair)
-app.command("apply")(applying.apply)
+COMMANDS = {
+    "stream": "stream.app",
+    "cluster": "cluster.app",
+    "cursor": "cursor.app",
+    "checkpoint": "checkpoint.app",
+    "table": "table.app",
+    "bench": "bench.app",
+    "tls": "tls.app",
+    "token": "security.token_app",
+    "acl": "security.acl_app",
+    "role": "security.role_app",
+    "quota": "security.quota_app",
+    "whoami": "security.whoami",
+    "dev": "serve.dev",
+    "server": "serve.server",
+    "pub": "pub.pub",
+    "cat": "cat.cat",
+    "sql": "sql.sql",
+    "activity": "activity.activity",
+    "top": "top.top",
+    "doctor": "doctor.doctor",
+    "support-bundle": "support_bundle.support_bundle",
+    "verify": "verify.verify",
+    "export": "backup.export",
+    "import": "backup.import_",
+    "redrive": "redriving.redrive",
+    "repair": "repair.repair",
+    "apply": "applying.apply",
+}
+"""Where in `natslog.cli` each is: a function, or several commands."""
+
+
+def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="natslog",
+        help="Durable, replayable streams for people who run NATS.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in names:
+        module, attribute = COMMANDS[name].split(".")
+        found = getattr(import_module(f"natslog.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
 
 
 def _show_version(is_asked: bool) -> None:
@@ -76,8 +75,7 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def options(
+def _options(
     context: typer.Context,
     server: Annotated[
         list[str] | None,
@@ -129,25 +127,34 @@ def options(
     )
 
 
+_COMPLETION = "_NATSLOG_COMPLETE"
+"""Set by shells that ask how a line may go on."""
 _GLOBAL_OPTIONS = ("--server", "--token", "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--profile")
 
 
-def _global_options_first(arguments: list[str]) -> list[str]:
-    """Global options are also accepted after the command, as in the `nats` command line. Arguments after `--` are
-    unchanged.
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Global options, and the rest: they are also accepted after the command, as in the `nats` command line. Arguments
+    after `--` are unchanged.
     """
-    first: list[str] = []
+    options: list[str] = []
     rest = list(arguments)
     at = 0
     while at < len(rest) and rest[at] != "--":
         name, has_value, _ = rest[at].partition("=")
         if name in _GLOBAL_OPTIONS:
             count = 1 if has_value else 2
-            first += rest[at : at + count]
+            options += rest[at : at + count]
             del rest[at : at + count]
         else:
             at += 1
-    return first + rest
+    return options, rest
+
+
+def _meant(arguments: Sequence[str]) -> Iterable[str]:
+    """The commands that may be called, or shown, where the arguments begin so."""
+    if not arguments or _COMPLETION in os.environ:
+        return COMMANDS
+    return [name] if (name := arguments[0]) in COMMANDS else () if name == "--version" else COMMANDS
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -155,7 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     standard_output.report_failures()
     try:
         try:
-            app(args=_global_options_first(sys.argv[1:] if arguments is None else arguments))
+            options, rest = _parted(sys.argv[1:] if arguments is None else arguments)
+            application(_meant(rest))(args=[*options, *rest])
         finally:
             standard_output.flush()
     except KeyboardInterrupt:
@@ -169,6 +177,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _show(error: NatslogError) -> NoReturn:
+    from natslog.cli.output import err
+
     err.print("error:", style="bold red", end=" ")
     err.print(error.message)
     sys.exit(1)

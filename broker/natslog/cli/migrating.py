@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from natslog.cli.common import broker_extra, err, global_of, out, print_json
+from natslog.cli.common import broker_extra, global_of
+from natslog.cli.output import err, out, print_json
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:

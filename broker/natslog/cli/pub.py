@@ -21,7 +21,8 @@ import msgspec
 import typer
 
 from natslog.cli import nats_options
-from natslog.cli.common import Global, JsonFlag, NatsUrl, err, global_of, is_terminal, out, print_json
+from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of
+from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, err, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, global_of
+from natslog.cli.output import err, out, print_json, print_table
 
 if TYPE_CHECKING:
     from natslog.client import NatslogClient

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, err, global_of, is_terminal, out, position_of, print_json, print_table
+from natslog.cli.common import JsonFlag, global_of, position_of
+from natslog.cli.output import err, is_terminal, out, print_json, print_table
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json
+from natslog.cli.common import JsonFlag, confirm, global_of
+from natslog.cli.output import out, print_json
 from natslog.cli.stream import Name, Yes
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, confirm, global_of
+from natslog.cli.output import out, print_json, print_table
 from natslog.errors import ConfigError
 from natslog.units import parse_size_bytes
 

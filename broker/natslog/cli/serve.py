@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import broker_extra, out
+from natslog.cli.common import broker_extra
+from natslog.cli.output import out
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, is_loopback, load_config
 from natslog.errors import ConfigError, NatslogError
 from natslog.log_events import event, write_log

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.common import JsonFlag, confirm, global_of, out, print_json, print_table
+from natslog.cli.common import JsonFlag, confirm, global_of
 from natslog.cli.erasing import erase
+from natslog.cli.output import out, print_json, print_table
 from natslog.errors import InvalidRequest
 from natslog.model import subject_setting, subjects_of
 from natslog.units import format_size

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from natslog.cli.broker_settings import config_of, with_broker_settings
-from natslog.cli.common import JsonFlag, global_of, out, print_json
+from natslog.cli.common import JsonFlag, global_of
 from natslog.cli.doctor import broker_at, shown_progress
+from natslog.cli.output import out, print_json
 from natslog.units import format_size
 
 

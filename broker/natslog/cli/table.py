@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli.common import err, global_of, out
+from natslog.cli.common import global_of
+from natslog.cli.output import err, out
 from natslog.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from natslog.cli.common import JsonFlag, broker_extra, out, print_json
+from natslog.cli.common import JsonFlag, broker_extra
+from natslog.cli.output import out, print_json
 
 app = typer.Typer(help="Certificates for TLS.", no_args_is_help=True)
 

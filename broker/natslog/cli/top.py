@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from natslog.cli.common import global_of, is_terminal, out, print_json, table_of
+from natslog.cli.common import global_of
+from natslog.cli.output import is_terminal, out, print_json, table_of
 from natslog.errors import InvalidRequest, NatslogError
 from natslog.units import format_size, parse_duration_s
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from natslog.cli.common import JsonFlag, err, out, print_json, print_table
+from natslog.cli.common import JsonFlag
+from natslog.cli.output import err, out, print_json, print_table
 from natslog.errors import InvalidRequest
 from natslog.units import format_size
 

@@ -25,7 +25,8 @@ import urllib3
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import BatchHeader
-from natslog.arrow.batch_metadata import MOST_ROWS_BYTES, BatchMetadata
+from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptAnswer, CorruptLog, Forbidden, NatslogError

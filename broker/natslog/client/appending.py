@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from natslog import tracing
 from natslog.client.asking import Asker, in_path
 from natslog.errors import BatchConflict, InvalidRequest
 from natslog.model import Appended, OnConflict, PartReceipt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PART_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -160,6 +162,8 @@ class PartUploader:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Raises as `stage_part`, of rows given before; InvalidRequest: other columns than rows before had."""
+        import pyarrow as pa
+
         most = max(1, rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, most):
             if self._sink is None:

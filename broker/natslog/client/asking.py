@@ -60,6 +60,8 @@ _TOKEN_NOT_SENT = (
     "them lists it as a member with the same URL scheme; add it to the servers"
 )
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
+_NAMED_CONNECTION = re.compile(r"^\w+\(host=.*?, port=\d+\): ")
+"""What urllib3 begins its texts with; natslog states the URL itself."""
 _LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
 
@@ -478,4 +480,5 @@ def _shown_server(url: str) -> str:
 
 
 def _reason(failure: BaseException) -> str:
-    return str(failure.args[-1] if failure.args else failure) or type(failure).__name__
+    text = str(failure.args[-1] if failure.args else failure) or type(failure).__name__
+    return _NAMED_CONNECTION.sub("", text)

@@ -7,7 +7,7 @@
 Every request may be sent to any broker; all are tried before it fails. Stored batches are validated by their own CRC32C
 before they are returned, so that damage is detected wherever it happened between the leader's memory and this process.
 Other rows are validated (`answers`). A call always ends with its result or with a `NatslogError`, whatever a response
-contains.
+contains. pyarrow and numpy are imported by the calls that read or write rows: commands that need none start faster.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import pyarrow as pa
 import urllib3
 
-from natslog.arrow.batch_metadata import MOST_ROWS_BYTES
-from natslog.client.answers import Asked, Fetched, number_of, rows_of
+from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.client.appending import AppendAsker
 from natslog.client.asking import ClientOptions, Facts, RedirectFailed, leader_epochs, parse_servers
 from natslog.client.bounded import MOST_BODY_BYTES, most_bytes
 from natslog.client.consume_options import ConsumeOptions
-from natslog.client.consuming import Consumer
 from natslog.client.credentials import origin_of
 from natslog.client.cursors import CursorCalls
 from natslog.client.epochs import stated_in
 from natslog.client.imports import ImportCalls
-from natslog.client.reading_ahead import Fetch, ReadAhead, fetch_what_is_left
 from natslog.client.searching import FOUND_OF_A_PAGE, FOUND_VALUE_BYTES, FoundPage, runs_of
 from natslog.client.security import SecurityCalls
 from natslog.client.streams import StreamCalls, stream_path
@@ -51,7 +47,13 @@ from natslog.errors import (
 )
 from natslog.model import Split, subject_setting
 
-__all__ = ["FETCH_BYTES", "ClientOptions", "Fetched", "NatslogClient", "parse_servers"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from natslog.client.answers import Fetched
+    from natslog.client.consuming import Consumer
+
+__all__ = ["FETCH_BYTES", "ClientOptions", "NatslogClient", "parse_servers"]
 
 FETCH_BYTES = 8 * 1024 * 1024
 _WHOLE_BATCHES = {  # as `exact=false`, which brokers of 0.1.0 refuse
@@ -339,6 +341,8 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
                 not known any more. CorruptAnswer: the
                 responses of two brokers (or two responses of one) are not valid for the request.
         """
+        from natslog.client.answers import Asked, rows_of
+
         query = {
             "start": start,
             "end": end,
@@ -382,6 +386,8 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         """Rows are committed whichever broker serves them, unless they are of a stream that was deleted meanwhile. Only
         the newest leader can state that there are no rows.
         """
+        from natslog.client.answers import number_of
+
         headers = response.headers
         stream_id = headers.get("Natslog-Stream-Id")
         if expected_id is not None and stream_id != expected_id and self.position(name)["id"] == expected_id:
@@ -517,6 +523,8 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         Raises:
             StreamNotFound, CorruptLog, BrokerUnavailable.
         """
+        from natslog.client.answers import number_of
+
         at = self.position(name)["high_watermark"]
         answer = self._ask(
             "GET", stream_path(name) + "/messages", query={"view": "latest", "start": at, "end": at}, timeout_s=_VIEW_S
@@ -536,6 +544,8 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         Raises:
             As `fetch`.
         """
+        from natslog.client.reading_ahead import Fetch, ReadAhead, fetch_what_is_left
+
         fetch: Fetch = partial(self.fetch, name, end=end, max_decoded_bytes=FETCH_BYTES, **asked)
         if is_open:
             fetch = partial(fetch_what_is_left, fetch, end)
@@ -593,6 +603,8 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
             InvalidRequest: an argument is wrong. StreamNotFound, TooManyCursors, Forbidden, BrokerUnavailable. The
             iterator: see `Consumer`.
         """
+        from natslog.client.consuming import Consumer
+
         options = ConsumeOptions(
             cursor=cursor,
             start=start,

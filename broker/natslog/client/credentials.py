@@ -13,6 +13,7 @@ password in a URL are not sent at all. Lists are shared by all clients of the pr
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import stat
@@ -66,12 +67,9 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
         try:
             with open(token_file, encoding="ascii") as file:
                 token = file.read().strip()
-                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                    logger.warning(
-                        "the token file %s can be read by other users: run chmod 600 on it",
-                        token_file,
-                        extra=event("client.token_file_readable", path=token_file),
-                    )
+                mode = os.fstat(file.fileno()).st_mode
+                if stat.S_ISREG(mode) and mode & 0o077:
+                    _warn_of_readable(token_file)
         except OSError as error:
             raise ConfigError(f"cannot read the token file {token_file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -79,6 +77,15 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
     if token and not (token.isascii() and token.isprintable()):
         raise ConfigError("the token has characters that cannot be sent: it must be one line of printable ASCII")
     return token or None
+
+
+@functools.cache  # once for each file
+def _warn_of_readable(token_file: str) -> None:
+    logger.warning(
+        "the token file %s can be read by other users: run chmod 600 on it",
+        token_file,
+        extra=event("client.token_file_readable", path=token_file),
+    )
 
 
 class Members:

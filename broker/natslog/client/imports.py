@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from natslog.arrow.batch_line import BatchHeader
-from natslog.client.answers import Asked, stored_of
 from natslog.client.asking import Asker, Facts
 from natslog.client.streams import stream_path
 from natslog.errors import CorruptAnswer, CorruptLog, StreamRecreated
 from natslog.model import Fork
+
+if TYPE_CHECKING:
+    from natslog.arrow.batch_line import BatchHeader
 
 _TIMEOUT_S = 120.0
 
@@ -28,6 +29,8 @@ class ImportCalls(Asker):
         Raises:
             OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, Forbidden, BrokerUnavailable.
         """
+        from natslog.client.answers import Asked, stored_of
+
         asked = Asked(name, start, end, None, is_filtered=False)
         query = {"start": start, "end": end, "exact": "false"}
         ask = partial(self._ask, "GET", f"{stream_path(name)}/messages", query=query, timeout_s=_TIMEOUT_S)

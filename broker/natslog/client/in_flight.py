@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from natslog.wire import native
 from natslog.wire.frames import Frames
-from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN
+from natslog.wire.layout import PAYLOAD, PAYLOAD_LEN, SUBJECT, SUBJECT_LEN
 from natslog.wire.outgoing import reply_prefix
 from natslog.wire.outgoing_rows import Rows
 
@@ -49,7 +49,7 @@ class Acked(NamedTuple):
     Attributes:
         sequences: of the messages of which no ack is missing any more. rows: how many rows they carry.
         is_progress: whether any ack came for the first time.
-        refusal: the payload of the first answer that is no ack, or None.
+        refusal: the payload of the first answer that is no ack, or None. refused: the sequence of its message, or -1.
         mismatch: the payload of the first ack of another number of rows than its envelope carries, or None.
     """
 
@@ -57,6 +57,7 @@ class Acked(NamedTuple):
     rows: int
     is_progress: bool
     refusal: bytes | None
+    refused: int
     mismatch: bytes | None
 
 
@@ -129,7 +130,22 @@ class InFlight:
         )  # fmt: skip
         self.messages -= count
         self._drop_before(first)
-        return Acked(acked[:count], rows, new > 0, _payload(frames, refused), _payload(frames, mismatched))
+        return Acked(
+            acked[:count],
+            rows,
+            new > 0,
+            _payload(frames, refused),
+            -1 if refused < 0 else self._sequence_of(frames, refused),
+            _payload(frames, mismatched),
+        )
+
+    def _sequence_of(self, frames: Frames, at: int) -> int:
+        row = frames.rows[at]
+        digits = frames.buffer[row[SUBJECT] + self._prefix_bytes : row[SUBJECT] + row[SUBJECT_LEN]].tobytes()
+        return int(digits) if digits.isdigit() else -1
+
+    def waits_for(self, sequence: int) -> bool:
+        return self._first <= sequence < self._end and bool(self._left[sequence % self._capacity] > 0)
 
     def waited(self, acked: Acked, now_s: float) -> Iterator[tuple[float, int]]:
         """How long before `now_s` (monotonic) the acked messages were first sent, in seconds, and how many rows had

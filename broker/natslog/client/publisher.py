@@ -109,6 +109,7 @@ class Publisher:
         self._has_come = asyncio.Event()  # what is awaited
         self._last_progress = 0.0
         self._refusal = ""
+        self._refused_for_good = -1  # a message that would be refused again
         self._failure: PublishFailed | None = None
         self._has_no_responders = False
         self._refused_s = 0.0  # when the server last said that there are none
@@ -324,8 +325,11 @@ class Publisher:
         if now - self._last_progress > self._ack_timeout_s:
             subject, _ = self._in_flight.first_waiting()
             listens = bool(self._refusal) or not self._has_no_responders
-            raise PublishFailed(self._why_unacked(), unacked=self._in_flight.rows, subject=subject, listens=listens)
+            why = self._why_unacked(f" within {self._ack_timeout_s:g} s")
+            raise PublishFailed(why, unacked=self._in_flight.rows, subject=subject, listens=listens)
         if now - self._last_progress > _ASK_AFTER_S:
+            if self._in_flight.waits_for(self._refused_for_good):
+                raise PublishFailed(self._why_unacked(), unacked=self._in_flight.rows)
             await self._raise_if_hopeless()
         after_s = _RESEND_AFTER_S if self._refused_after_s is None else self._refused_after_s
         if now - self._last_progress > min(_TICK_S, after_s):  # else those that wait are on their way
@@ -344,10 +348,9 @@ class Publisher:
         if why is not None and self.acked == acked:
             raise PublishFailed(f"{self._in_flight.rows} rows were not acked. {why}", subject=subject)
 
-    def _why_unacked(self) -> str:
+    def _why_unacked(self, within: str = "") -> str:
         subject, stream = self._in_flight.first_waiting()
-        head = f"{self._in_flight.rows} rows were not acked within {self._ack_timeout_s:g} s "
-        head += f"(the first to subject {subject!r}): "
+        head = f"{self._in_flight.rows} rows were not acked{within} (the first to subject {subject!r}): "
         if stream:
             head += f"the ack of stream {stream!r} is missing: "
         if self._refusal:
@@ -374,7 +377,7 @@ class Publisher:
                 for seconds, rows in self._in_flight.waited(acked, self._last_progress):
                     self._on_acked(seconds, rows)
         if acked.refusal is not None:
-            self._note_refusal(acked.refusal)
+            self._note_refusal(acked.refusal, acked.refused)
         if acked.mismatch is not None:
             self._failure = PublishFailed(
                 f"an envelope was stored as one message instead of as its rows ({acked.mismatch[:200]!r}): publish "
@@ -383,7 +386,7 @@ class Publisher:
         if self._failure is not None or self._awaited():
             self._has_come.set()
 
-    def _note_refusal(self, answer: bytes) -> None:
+    def _note_refusal(self, answer: bytes, sequence: int) -> None:
         """An empty reply is the server's "no responders"; any other reply is the reason of a stream."""
         self._refused_s = time.monotonic()
         if self._refused_after_s is None:  # mostly a stream changes its leader: that is known at once, and soon over
@@ -396,5 +399,7 @@ class Publisher:
             body = json.loads(answer)
             if not self._streams or body.get("stream", self._streams[0]) in self._streams:
                 self._refusal = str(body["error"]["description"])
+                if 400 <= body["error"]["code"] < 500 and body["error"]["code"] != 429:
+                    self._refused_for_good = sequence
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             self._refusal = repr(answer[:200])

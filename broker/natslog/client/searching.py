@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptAnswer, InvalidRequest
 from natslog.times import parse_timestamp_us
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FOUND_OF_A_PAGE = 1_000
 FOUND_VALUE_BYTES = 64 * 1024
@@ -65,6 +67,10 @@ def runs_of(messages: list[FoundMessage]) -> Iterator[pa.RecordBatch | int]:
 
 
 def _batch(messages: list[FoundMessage]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from natslog.arrow.schema import MESSAGE_SCHEMA
+
     try:
         rows = [
             {

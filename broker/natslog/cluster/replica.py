@@ -510,8 +510,9 @@ class Replica:
 
     def lacks_ids(self, epoch: Epoch, serial: int) -> bool:
         """Whether the message ids that the leader keeps of removed rows must be taken over before its answer may be
-        processed: this replica is not in sync, so it may never have had these rows. It may join the ISR with the next
-        request, and every member of it must recognise a repeated message.
+        processed: this replica is not in sync, or may have lost the end of its log with its last life, so it may never
+        have had these rows. It may join the ISR with the next request, and every member of it must recognise a
+        repeated message.
 
         Args:
             serial: as the answer states; 0: the leader keeps none.
@@ -519,7 +520,8 @@ class Replica:
         state, record = self.state, self.record
         if not serial or not isinstance(state, Following) or state.role.epoch != epoch or record is None:
             return False
-        return self.me not in record.isr and state.adopted_ids != serial
+        has_had_rows = self._surroundings.is_registered and _is_proven(record, self.me)
+        return not has_had_rows and state.adopted_ids != serial
 
     def adopted_ids(self, epoch: Epoch, serial: int) -> None:
         """They are on stable storage here."""

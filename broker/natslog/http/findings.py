@@ -5,7 +5,7 @@ The codes are those of the table in docs/OPERATIONS.md; a test compares both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,12 +44,14 @@ def _finding(code: str, where: str, what: str, remedy: str) -> shapes.Finding:
     return shapes.Finding(code, CODES[code], where, what, remedy)
 
 
-def findings(broker: Broker, cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats]) -> list[shapes.Finding]:
-    """Errors first."""
+def findings(
+    broker: Broker, cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats], dedupe_short: Mapping[str, float]
+) -> list[shapes.Finding]:
+    """Errors first. Args: `dedupe_short`: as in `node.history`, of all brokers."""
     found = [
         *_of_cluster(cluster),
         *_of_brokers(cluster, stated, broker.config.min_free_bytes),
-        *of_streams(broker),
+        *of_streams(broker, dedupe_short),
     ]
     return sorted(found, key=lambda one: one.level)
 
@@ -138,11 +140,15 @@ def _of_brokers(
             yield _finding(
                 "disk_full_soon",
                 where,
-                f"The disk of broker {one.id} is full in {stats.disk_full_s / 3600:.1f} h, if it is filled as in the "
-                "last hour.",
+                f"The disk of broker {one.id} is full in {_spoken(stats.disk_full_s)}, if it is filled as in the last "
+                "hour.",
                 "Free space on that disk, lower the retention limits of large streams, or move replicas to another "
                 "broker.",
             )
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
 
 
 @dataclass
@@ -161,13 +167,16 @@ class _Same:
         return found
 
 
-def of_streams(broker: Broker) -> Iterator[shapes.Finding]:
-    """Of all streams that are not internal, as far as this broker can state them."""
+def of_streams(broker: Broker, dedupe_short: Mapping[str, float]) -> Iterator[shapes.Finding]:
+    """Of all streams that are not internal, as far as this broker and what others stated can tell."""
     same: dict[tuple[str, str], _Same] = {}
     node = broker.cluster
     alive = {one for one in broker.state.brokers if one == node.me or node.link_to(one) is not None}
     for record in broker.state.streams.values():
-        if not is_internal(record.name) and (problem := _problem(broker, record, alive)) is not None:
+        if is_internal(record.name):
+            continue
+        problem = _problem(broker, record, alive) or _short_window(record, dedupe_short.get(record.name))
+        if problem is not None:
             same.setdefault((problem.code, problem.remedy), problem).names.append(record.name)
     for one in same.values():
         yield one.shown()
@@ -208,18 +217,21 @@ def _problem(broker: Broker, record: StreamRecord, alive: Set[BrokerId]) -> _Sam
             ),
             "Start the missing brokers, or wait until they have caught up.",
         )
-    ingest = None if hosted is None else hosted.ingest
-    if ingest is not None and ingest.dedupe_window_s < record.settings.dedupe_window_s:
-        known_s, window_s = ingest.dedupe_window_s, record.settings.dedupe_window_s
-        return _Same(
-            "stream_dedupe_short",
-            lambda count: (
-                f"Message ids are recognised for {known_s:.1f} s instead of {window_s:g} s: more than {MAX_IDS:,} came "
-                "within that time, or some cannot be read."
-                if count == 1
-                else f"{count:,} streams recognise message ids for less time than configured."
-            ),
-            "Repeat messages sooner than that, publish rows in envelopes (one id for many rows), or divide the "
-            "subjects among several streams.",
-        )
     return None
+
+
+def _short_window(record: StreamRecord, known_s: float | None) -> _Same | None:
+    """Args: `known_s`: for how long message ids are recognised, if that is less than configured."""
+    if known_s is None:
+        return None
+    return _Same(
+        "stream_dedupe_short",
+        lambda count: (
+            f"Message ids are recognised for {known_s:.1f} s instead of {record.settings.dedupe_window_s:g} s: more "
+            f"than {MAX_IDS:,} came within that time, or some cannot be read."
+            if count == 1
+            else f"{count:,} streams recognise message ids for less time than configured."
+        ),
+        "Repeat messages sooner than that, publish rows in envelopes (one id for many rows), or divide the "
+        "subjects among several streams.",
+    )

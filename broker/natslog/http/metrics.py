@@ -93,7 +93,7 @@ class _BrokerCollector:
         self._is_ready = not broker.stopping and broker.not_ready_because() is None
         self._not_voting = sum(not _votes(broker, number) for number in broker.operations.brokers)
         self._problems: Counter[str] = Counter()
-        for found in of_streams(broker):
+        for found in of_streams(broker, broker.history.dedupe_short):
             self._problems[found.code] += found.count
 
     def collect(self) -> Iterator[Metric]:

@@ -83,15 +83,16 @@ async def history(request: web.Request) -> web.Response:
 async def _gathered(broker: Broker) -> tuple[shapes.Overview, dict[str, Row]]:
     is_current, broker_stats = await asyncio.gather(broker.up_to_date(), broker.history.stats_of_all())
     cluster = shown_cluster(broker, is_current=is_current)
-    behind = Counter[str]()
+    behind, dedupe_short = Counter[str](), dict[str, float]()
     for stats in broker_stats.values():
         behind.update(stats.get("behind", {}))
+        dedupe_short |= stats.get("dedupe_short", {})
     shown = [_shown_stats(one, stats, behind[str(one)]) for one, stats in sorted(broker_stats.items())]
     rows = await _rows(broker, broker_stats)
     return shapes.Overview(
         at=format_timestamp_us(now_us()),
         cluster=cluster,
-        findings=findings(broker, cluster, shown),
+        findings=findings(broker, cluster, shown, dedupe_short),
         broker_stats=shown,
         streams=_table({}),
     ), rows

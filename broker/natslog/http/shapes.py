@@ -1099,6 +1099,7 @@ class Readiness(msgspec.Struct):
     reason: str | None
     streams_with_problems: dict[str, str] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+    has_disk_room: bool | UnsetType = UNSET
 
 
 # ---- security ----

@@ -40,7 +40,10 @@ async def readyz(request: web.Request) -> web.Response:
         may_see_streams = rights_of(request).may("monitor")
     if may_see_streams:
         body.streams_with_problems = troubled
+        body.has_disk_room = broker.hosting.services.has_disk_room
         body.warnings = clock_warnings(list(broker.streams.values()))
+        if not body.has_disk_room:
+            body.warnings.append("a disk is full: this broker accepts no messages, and serves those that it has")
         if broker.leaf_state == "down":
             reason = broker.leaf_problem or "it is being connected"
             body.warnings.append(

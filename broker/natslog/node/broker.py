@@ -381,7 +381,7 @@ class Broker:
         if self.stopping:
             return "shutting down"
         if not self.cluster.has_joined.is_set():
-            return "waiting for the other brokers of the cluster"
+            return "waiting for the other brokers of the cluster" if self.config.seeds else "starting"
         if (outdated := self.cluster.registration.outdated) is not None:
             return outdated.message
         if not self.has_started:

@@ -235,7 +235,8 @@ class History:
         """This broker now: `broker`, the newest value of each series; `problem`: why it is not ready, or None;
         `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `has_disk_room`; `streams`
         that it leads, by name: high watermark, log start, visible messages, bytes, messages/s, bytes/s. `behind`: how
-        many messages of these streams the other brokers lack, for replicas that are not in sync.
+        many messages of these streams the other brokers lack, for replicas that are not in sync. `dedupe_short`: as the
+        property.
         """
         series = {name: float(self._broker[at, self._tick % SAMPLES]) for at, name in enumerate(OF_BROKER)}
         led, behind = {}, Counter[BrokerId]()
@@ -253,6 +254,19 @@ class History:
             "nats_connections": self._nats_connections(),
             "streams": led,
             "behind": {str(broker): messages for broker, messages in behind.items()},
+            "dedupe_short": self.dedupe_short,
+        }
+
+    @property
+    def dedupe_short(self) -> dict[str, float]:
+        """For how many seconds message ids are recognised, by name of the streams that are led here and recognise them
+        for less time than configured.
+        """
+        led = [(name, stream.ingest, stream.record) for name, stream in self._hosting.streams.items()]
+        return {
+            name: ingest.dedupe_window_s
+            for name, ingest, record in led
+            if ingest is not None and ingest.dedupe_window_s < record.settings.dedupe_window_s
         }
 
     def _disk_full_s(self) -> float | None:

@@ -186,6 +186,8 @@ class Removing:
         if _stream_time(stream) is not None:
             if log.visibility.rules_version < (version := stream.record.rules_version):
                 await self.count_anew(stream, version)
+            if stream.record.settings.allow_ttl and len(stream.record.isr) >= stream.record.settings.min_isr:
+                await stream.prepare_companion()  # the first message may expire after a second
             await self._expire(stream, log)
             hidden = await in_thread(self._executor, _recordable, log) if log.visibility.has_rules else BitMap64()
             if hidden:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from natslog.cli.common import escaped
+from natslog.cli.output import escaped
 
 
 @pytest.mark.parametrize(

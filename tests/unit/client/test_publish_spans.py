@@ -72,7 +72,7 @@ def test_ack_that_is_nested_too_deeply_changes_nothing(payload: bytes, spans: In
         "last_offset": 1,
     }
     publisher = Publisher("nats://127.0.0.1:1")
-    publisher._note_refusal(payload)
+    publisher._note_refusal(payload, 0)
     assert publisher._refusal == repr(payload[:200])
 
 

@@ -177,6 +177,7 @@ READY: Shape = {
     "reason": TEXT,
     "streams_with_problems": MapOf(NAME, TEXT),
     "warnings": [TEXT],
+    "has_disk_room": NUMBER,
 }
 _CHANGED: Shape = {
     **STREAM,

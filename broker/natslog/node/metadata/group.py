@@ -211,8 +211,8 @@ class MetadataGroup:
                 was_leader = self.is_leader
                 self.elections += was_leader
                 logger.info(
-                    "metadata: broker %s of term %d",
-                    self.raft.leader,
+                    "this broker %s the metadata (term %d)",
+                    "leads" if was_leader else "no longer leads",
                     self.raft.term,
                     extra=event("metadata.led", peer=self.raft.leader, term=self.raft.term),
                 )

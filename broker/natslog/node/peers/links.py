@@ -121,6 +121,8 @@ class DialledLink:
                 self.problem = f"the TLS handshake failed: {error.certificate_error}"
             case aiohttp.ClientSSLError():
                 self.problem = f"the TLS handshake failed: {error.os_error}"
+            case aiohttp.ClientConnectorError():
+                self.problem = f"no connection: {error.os_error.strerror or error.os_error}"
             case TimeoutError():
                 self.problem = f"no answer was received within {HANDSHAKE_S:g} s"
             case _:

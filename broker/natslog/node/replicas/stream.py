@@ -529,6 +529,11 @@ class HostedStream:
 
     # ---- the companion log ----
 
+    async def prepare_companion(self) -> None:
+        """So that the first records do not wait for the companion log to be created. Raises as `append_companion`."""
+        if not self.record.has_companion:
+            await self._writable_companion()
+
     async def append_companion(self, records: Sequence[Record]) -> int:
         """Appends records (kind, bytes) to the companion log of a stream that is led here, as one commit; the log is
         created if there is none. Returns the offset behind them when they are committed and delivered here.
