@@ -1,5 +1,6 @@
 """Runs every kernel twice: as compiled code, and as the Python function that it is made of, on copies of the arrays.
 Python comes first, and raises an exception where the function leaves an array, which compiled code does not notice.
+Calls with more than `MOST_BYTES` of arrays, for which Python takes long, are as usual.
 
     python -m tests.compared_kernels tests/unit/wire    pytest, with kernels compared in its process
 """
@@ -15,6 +16,7 @@ import pytest
 
 from natslog.wire import native
 
+MOST_BYTES = 256 * 1024
 compared_calls = 0
 
 
@@ -29,7 +31,9 @@ def compare_kernels() -> None:
 
         def call(*arguments: Any) -> Any:
             global compared_calls
-            copies: dict[int, Any] = {}
+            if sum(one.nbytes for one in _arrays(arguments)) > MOST_BYTES:
+                return fast(*arguments)
+            copies: dict[tuple[int, int], Any] = {}
             copied = [_copy(one, copies) for one in arguments]
             expected = slow(*copied)
             found = fast(*arguments)
@@ -44,13 +48,15 @@ def compare_kernels() -> None:
     native.Kernel._native = both  # type: ignore[method-assign]
 
 
-def _copy(given: Any, copies: dict[int, Any]) -> Any:
-    """Args: copies: by the identity of the array, so that one that is passed twice stays one."""
+def _copy(given: Any, copies: dict[tuple[int, int], Any]) -> Any:
+    """Args: copies: by the place of the bytes, so that two arrays of the same ones stay so."""
     if isinstance(given, tuple):
         members = [_copy(one, copies) for one in given]
         return type(given)(*members) if hasattr(given, "_fields") else tuple(members)
-    if isinstance(given, np.ndarray):
-        return copies.setdefault(id(given), given.copy())
+    if isinstance(given, np.ndarray) and given.size:
+        place = given.__array_interface__["data"][0], given.nbytes
+        copied = copies.setdefault(place, given.copy())
+        return copied.view(given.dtype).reshape(given.shape)
     return given
 
 
