@@ -19,6 +19,7 @@ BROKER_KINDS = ("hard-state", "raft-log", "raft-snapshot", "broker", "life")
 _DECIDES_WITHIN_S = 40.0
 _SEALED_WITHIN_S = 30.0
 _REPAIRED_WITHIN_S = 180.0  # on a busy machine scrubbing has taken 100 s to reach a file
+_COUNTED_WITHIN_S = 10.0
 
 
 def files_of_kind(broker: ClusterBroker, stream_id: str, kind: str) -> list[Path]:
@@ -70,6 +71,14 @@ def repaired_ranges(broker: ClusterBroker, stream: str) -> float:
     """How many damaged ranges of its replica were repaired in place since it was started."""
     found = broker.metrics()
     return found.get(f'natslog_scrub_repaired_total{{stream="{stream}"}}', 0.0)
+
+
+def wait_counted(broker: ClusterBroker, stream: str, before: float) -> float:
+    """How many more than `before`: a broker counts a repair a moment after the file is in its place."""
+    deadline = time.monotonic() + _COUNTED_WITHIN_S
+    while (more := repaired_ranges(broker, stream) - before) <= 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return more
 
 
 def wait_intact(paths: list[Path]) -> bool:

@@ -172,7 +172,7 @@ def flip_sealed_bits(scene: Scene) -> Fault:
             scene.history.flips["left"] += 1
             text = f"broker {broker.number} of {scene.stream}: {'; '.join(done)}: not repaired in time"
             scene.history.violate("5 damage is repaired", text)
-        repaired = damage.repaired_ranges(broker, scene.stream) - counted
+        repaired = damage.wait_counted(broker, scene.stream, counted) if done and scene.keeps_files else 0.0
         scene.history.flips["repaired ranges"] += int(repaired)
         if done and repaired <= 0 and scene.keeps_files:
             text = f"broker {broker.number} of {scene.stream}: {'; '.join(done)}: no repair was counted"

@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from natslog.arrow.schema import HEADERS_TYPE
-from natslog.client import NatslogClient
-from natslog.client import client as client_module
+from natslog.client import NatslogClient, answers
 from natslog.client.publisher import Publisher, Rows
 from natslog.errors import DataLoss
 from pyspark_natslog.source.options import SourceOptions
@@ -374,13 +373,13 @@ def test_long_columns_that_nobody_wants_are_not_sent(
             values = pa.array([b'{"n":%d}' % at for at in range(start, start + each)])
             publisher.publish(Rows(pa.array([name] * each), values, headers=header), "stored")
     received: list[int] = []
-    fetched = client_module.rows_of
+    fetched = answers.rows_of
 
     def counted(response: Any, *arguments: Any) -> Any:
         received.append(len(response.data))
         return fetched(response, *arguments)
 
-    monkeypatch.setattr(client_module, "rows_of", counted)
+    monkeypatch.setattr(answers, "rows_of", counted)
     wanted = "offset,n" if payload else "offset,value"
     parsed = SourceOptions.parse(
         {"servers": broker.url, "stream": name, "columns": wanted, "minPartitions": "1"} | payload, streaming=False
