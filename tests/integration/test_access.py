@@ -708,7 +708,7 @@ def test_who_disconnects_before_the_end_of_a_response_has_paid_for_it(secured: S
     assert secured.ask("POST /v1/streams", body={"name": "large", "subject": "large"})[0] == 201
     publish_acked(secured.broker.nats_url, "large", [secrets.token_bytes(500_000) for _ in range(20)])
     identity_with(secured, "leaver", ("read", "large", ">"))
-    quota = {"bytes_out_per_s": 1_000_000}
+    quota = {"bytes_out_per_s": 100_000}
     assert secured.ask("PUT /v1/quotas", query="?identity=leaver", body=quota)[0] == 200
     connection = http.client.HTTPConnection("127.0.0.1", secured.broker.http_port, timeout=30)
     headers = {"Authorization": f"Bearer {secured.tokens['leaver']}"}

@@ -88,6 +88,47 @@ def test_kernel_that_takes_something_else_is_not_found() -> None:
     assert found.function(other.symbol) is None
 
 
+_DIFFERENT = """
+import numpy as np
+from natslog.wire import kernels_acks, native
+from tests.compared_kernels import compare_kernels
+if "results" == {how!r}:
+    kernels_acks.mark_deliveries = lambda *arguments: 1
+else:
+    kernels_acks.mark_deliveries = lambda buffer, rows, marks: marks.fill(True) or 0
+compare_kernels()
+native.mark_deliveries(np.zeros(4, np.uint8), np.zeros((2, 10), np.int64), np.zeros(2, np.bool_))
+"""
+
+
+@pytest.mark.parametrize(("how", "words"), [("results", "returns 0 and not 1"), ("arrays", "leaves array 2 different")])
+def test_kernel_that_differs_from_python_is_noticed(how: str, words: str) -> None:
+    program = [sys.executable, "-c", _DIFFERENT.format(how=how)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == f"AssertionError: mark_deliveries {words}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("folder", ["wire", "connector/payload"])
+def test_every_call_of_a_kernel_has_the_result_of_python(folder: str, tmp_path: Path) -> None:
+    """In what the tests of kernels do with them, random inputs included."""
+    options = [
+        "-q",
+        "-m",
+        "not long",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not test_library",
+        f"--basetemp={tmp_path / 't'}",
+    ]
+    command = [sys.executable, "-m", "tests.compared_kernels", f"tests/unit/{folder}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(done.stdout.splitlines()[-1].split()[0]) > 1000
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
