@@ -51,6 +51,11 @@ class StoredIds(NamedTuple):
         offsets, first = np.unique(offsets, return_index=True)
         return cls(ids[first], offsets, times_us[first])
 
+    def below(self, end: int) -> StoredIds:
+        """Of the rows before this offset."""
+        kept = self.offsets < end
+        return StoredIds(self.ids[kept], self.offsets[kept], self.times_us[kept])
+
     def newest(self, most: int, oldest_us: int) -> StoredIds:
         """The last `most` of those that are not older than `oldest_us`; of rows in the order of their offsets."""
         kept = np.flatnonzero(self.times_us >= oldest_us)[-most:]

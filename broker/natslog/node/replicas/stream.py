@@ -438,7 +438,8 @@ class HostedStream:
         """
         log, window_s = self.usable_log(), self.record.settings.dedupe_window_s
         async with self._preparing:
-            prepared = await in_thread(self._services.readers, prepared_dedupe, window_s, log)
+            known, self._prepared = self._prepared, None
+            prepared = await in_thread(self._services.readers, prepared_dedupe, window_s, log, known)
             self._prepared = prepared
 
         def forget() -> None:
@@ -621,7 +622,8 @@ class HostedStream:
             await self._in_thread(self.usable_log().adopt_ids, found)
         except OSError as error:
             raise storage_error(error, f"stream {self.name!r}: message ids could not be stored") from error
-        self._prepared = None  # it lacks them
+        async with self._preparing:
+            self._prepared = None  # it lacks them
         self._replica.adopted_ids(epoch, serial)
 
     async def answered(

@@ -27,10 +27,14 @@ class PreparedDedupe:
     end: int
 
 
-def prepared_dedupe(window_s: float, log: StreamLog) -> PreparedDedupe | None:
-    """Read before the leadership is transferred. None: the log is damaged; it is read again when it is led."""
+def prepared_dedupe(window_s: float, log: StreamLog, known: PreparedDedupe | None = None) -> PreparedDedupe | None:
+    """Read before the leadership is transferred. None: the log is damaged; it is read again when it is led.
+
+    Args:
+        known: was prepared a moment ago; only what was committed since is read, into the same window.
+    """
     end = log.high_watermark
-    window, damage = _read_window(window_s, log, end)
+    window, damage = _completed(window_s, log, known, end)
     return None if damage is not None else PreparedDedupe(window, end)
 
 
@@ -48,11 +52,17 @@ def rebuilt_dedupe(
     Returns:
         The window, and the first damage that hid ids from it: ids after the damage are still in the window.
     """
-    if prepared is None or prepared.window.window_us != int(window_s * 1_000_000):
-        return _read_window(window_s, log, log.log_end_offset)
-    found, damage = log.ids_from(prepared.end)
-    prepared.window.remember_stored(*found)
-    return prepared.window, damage
+    return _completed(window_s, log, prepared, log.log_end_offset)
+
+
+def _completed(
+    window_s: float, log: StreamLog, known: PreparedDedupe | None, end: int
+) -> tuple[DedupeWindow, CorruptLog | None]:
+    if known is None or known.window.window_us != int(window_s * 1_000_000):
+        return _read_window(window_s, log, end)
+    found, damage = log.ids_from(known.end)
+    known.window.remember_stored(*found.below(end))
+    return known.window, damage
 
 
 def _read_window(window_s: float, log: StreamLog, end: int) -> tuple[DedupeWindow, CorruptLog | None]:
@@ -60,9 +70,7 @@ def _read_window(window_s: float, log: StreamLog, end: int) -> tuple[DedupeWindo
     if not window.window_us:
         return window, None
     found, known_from_us, damage = log.newest_ids(window_s)
-    ids, offsets, times_us = found
-    below = offsets < end
-    window.remember_stored(ids[below], offsets[below], times_us[below])
+    window.remember_stored(*found.below(end))
     window.known_from_us = max(window.known_from_us, known_from_us)
     return window, damage
 

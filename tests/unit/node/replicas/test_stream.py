@@ -16,7 +16,7 @@ from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplic
 from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StreamPaused
-from natslog.log import LogOptions, ReplicaLog
+from natslog.log import LogOptions, ReplicaLog, StreamLog
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
@@ -45,6 +45,33 @@ def test_a_new_replica_says_that_its_log_exists_before_it_takes_a_role(tmp_path:
         await stage.change(stream, holders=(ME,))
         assert stream.is_ready
         assert stage.nats.subjects == ["orders.>"]
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_the_message_ids_are_read_once_however_often_it_is_asked_to_prepare_to_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again when the present leader stops while the metadata leader returns the leadership to it."""
+    read, newest_ids = list[float](), StreamLog.newest_ids
+
+    def noted(log: StreamLog, window_s: float) -> object:
+        read.append(window_s)
+        return newest_ids(log, window_s)
+
+    monkeypatch.setattr(StreamLog, "newest_ids", noted)
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
+        assert stream.following is not None
+        read.clear()
+        await stream.prepare_to_lead()
+        await stream.prepare_to_lead()
+        await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
+        assert stream.is_ready
+        assert read == [stream.record.settings.dedupe_window_s]
         await stream.stop()
 
     run(tmp_path, story)

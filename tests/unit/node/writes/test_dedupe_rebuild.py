@@ -196,25 +196,47 @@ def test_packed_ids_are_remembered_from_active_and_sealed_segments(log_folder: P
     log.close()
 
 
-def test_a_window_that_was_prepared_is_completed_from_what_was_stored_since(
-    log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And has nothing that was not committed then: it may have been truncated since."""
-    log.chain.committed = (BATCHES - 10) * ROWS
-    prepared = prepared_dedupe(60.0, log)
-    assert prepared is not None
-    assert known(prepared.window) == list(range(BATCHES - 10))
-    read, plan_read = [], log.reader.plan_read
+@pytest.fixture
+def read_from(log, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets from which batches were read."""
+    read, plan_read = list[int](), log.reader.plan_read
 
     def noted(start: int, *range_end: int, **options: object) -> object:
         read.append(start)
         return plan_read(start, *range_end, **options)
 
     monkeypatch.setattr(log.reader, "plan_read", noted)
+    return read
+
+
+def test_a_window_that_was_prepared_is_completed_from_what_was_stored_since(log, read_from: list[int]) -> None:
+    """And has nothing that was not committed then: it may have been truncated since."""
+    log.chain.committed = (BATCHES - 10) * ROWS
+    prepared = prepared_dedupe(60.0, log)
+    assert prepared is not None
+    assert known(prepared.window) == list(range(BATCHES - 10))
+    read_from.clear()
     window, damage = rebuilt_dedupe(60.0, log, prepared)
     assert damage is None
     assert known(window) == list(range(BATCHES))
-    assert min(read) == prepared.end
+    assert min(read_from) == prepared.end
+
+
+def test_a_window_that_is_prepared_twice_is_read_once(log, read_from: list[int]) -> None:
+    """The leadership is often requested for its preferred leader at the moment at which the present one stops."""
+    log.chain.committed = (BATCHES - 10) * ROWS
+    first = prepared_dedupe(60.0, log)
+    log.chain.committed = (BATCHES - 5) * ROWS
+    read_from.clear()
+    second = prepared_dedupe(60.0, log, first)
+    assert first is not None
+    assert second is not None
+    assert known(second.window) == list(range(BATCHES - 5)), "nothing that is not committed"
+    assert min(read_from) == first.end
+    assert second.end == (BATCHES - 5) * ROWS
+    window, damage = rebuilt_dedupe(60.0, log, second)
+    assert damage is None
+    assert known(window) == list(range(BATCHES))
 
 
 def test_a_window_that_was_prepared_for_another_length_is_read_again(log) -> None:
