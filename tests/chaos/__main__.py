@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from natslog.errors import NatslogError
-from tests.chaos import report
+from tests.chaos import damage, report
 from tests.chaos.checkers import (
     Copy,
     check_orderly,
@@ -293,6 +293,9 @@ class Run:
                 one.violate("6 back in sync", f"after the last message: {error}")
         self._read_to_the_end()
         self._finish(self.readers)
+        for one in (*self.streams, *self.removing):
+            if not damage.scrub_all(self.cluster.replicas_of(one.stream), one.stream, scene.ids[one.stream]):
+                one.violate("5 damage is repaired", "a sealed segment is still damaged in the end")
         return self._judge(scene)
 
     def _finish(self, recorders: Sequence[Recorder]) -> None:

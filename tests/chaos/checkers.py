@@ -10,6 +10,7 @@ import subprocess
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -87,13 +88,13 @@ def stored_copy(broker: ClusterBroker, stream_id: str) -> Copy:
     """From the files of a broker that is stopped, by the log's own reader."""
     folder = stream_folder(broker.folder, stream_id)
     log = StreamLog(folder, stream_id, StreamSettings(subject=">"), LogOptions(min_free_bytes=0))
-    log.chain.committed = log.log_end_offset
-    tables, start = [MESSAGE_SCHEMA.empty_table()], log.log_start_offset
-    while start < log.log_end_offset:
-        with log.reader.plan_read(start, max_bytes=8 * 1024 * 1024) as plan:
-            tables += [pa.Table.from_batches([ipc.decode_batch(message)]) for message in plan.messages()]
-            start = plan.next_offset
-    log.close()
+    with closing(log):  # also where it is damaged: an open file keeps the disk from being unmounted
+        log.chain.committed = log.log_end_offset
+        tables, start = [MESSAGE_SCHEMA.empty_table()], log.log_start_offset
+        while start < log.log_end_offset:
+            with log.reader.plan_read(start, max_bytes=8 * 1024 * 1024) as plan:
+                tables += [pa.Table.from_batches([ipc.decode_batch(message)]) for message in plan.messages()]
+                start = plan.next_offset
     return Copy(broker.number, "stored", pa.concat_tables(tables))
 
 

@@ -91,6 +91,13 @@ def wait_intact(paths: list[Path]) -> bool:
     return True
 
 
+def scrub_all(brokers: list[ClusterBroker], stream: str, stream_id: str) -> bool:
+    """Scrubs every replica of a stream now; returns whether each sealed segment of it is intact in time."""
+    for broker in brokers:
+        broker.ask("POST", f"/v1/streams/{stream}/scrub", timeout_s=10)
+    return wait_intact([path for broker in brokers for path in files_of_kind(broker, stream_id, "sealed")])
+
+
 def _is_intact(path: Path) -> bool:
     return not path.exists() or not check_file(path).problems
 
