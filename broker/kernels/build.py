@@ -1,16 +1,15 @@
-"""Compiles all kernels into shared libraries, one for each level of processors.
+"""Compiles all kernels into a shared library.
 
     python broker/kernels/build.py [--machine x86_64|aarch64] [--folder FOLDER]
 
-Does nothing if they are there already. Needs numba and ziglang, which it installs into a temporary folder where they
+Does nothing if it is there already. Needs numba and ziglang, which it installs into a temporary folder where they
 are missing. Nothing of the result depends on the machine that compiles.
 
 Theory of operation. numba turns each kernel into instructions of LLVM, with a function around it that Python calls as
 it calls any function of an extension module (`METH_FASTCALL`): it takes the array type and the addresses of the
 arguments, compares them with what the kernel takes, releases the interpreter's lock, calls the kernel, and returns an
-integer. All of it becomes one module, which LLVM optimises as a whole for each level, and lld links. Where an array's
-fields are is part of numpy's ABI, and the same since numpy 1.0; the functions of Python that are called are part of its
-stable ABI.
+integer. All of it becomes one module, which LLVM optimises as a whole, and lld links. Where an array's fields are is
+part of numpy's ABI, and the same since numpy 1.0; the functions of Python that are called are part of its stable ABI.
 """
 
 from __future__ import annotations
@@ -33,11 +32,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FOLDER = HERE.parent / "natslog" / "wire" / "libraries"
 DEPENDENCIES = ["numba==0.68.1", "ziglang==0.17.1", "numpy>=1.26"]
-LEVELS = {
-    "x86_64": {"x86-64-v2": "x86_64-unknown-linux-gnu", "x86-64-v3": "x86_64-unknown-linux-gnu"},
-    "aarch64": {"aarch64": "aarch64-unknown-linux-gnu"},
-}
-"""By machine: processors (as LLVM names them, and the library), and their triples."""
+PROCESSORS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+"""By machine: the least processors, as LLVM names them."""
 _STATED = "made_of"
 _NO_OWNER = "define void @NRT_MemInfo_call_dtor(ptr %owner) { unreachable }"
 """Arrays are made of addresses here, so none has an owner that numba would release."""
@@ -59,7 +55,7 @@ def wanted(machine: str) -> str:
 
 
 def folder_of(machine: str) -> Path:
-    """Where the libraries for this machine are made; for another one, for a wheel only."""
+    """Where the library for this machine is made; for another one, for a wheel only."""
     return FOLDER if machine == platform.machine() else ROOT / "build" / "kernels" / machine
 
 
@@ -69,7 +65,7 @@ def is_current(machine: str = platform.machine(), folder: Path = FOLDER) -> bool
 
 
 def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
-    """Args: machine: one of `LEVELS`. Raises SystemExit: what compiles cannot be installed."""
+    """Args: machine: one of `PROCESSORS`. Raises SystemExit: what compiles cannot be installed."""
     if any(importlib.util.find_spec(name) is None for name in ("numba", "ziglang")):
         _build_elsewhere(machine, folder)
         return
@@ -78,8 +74,7 @@ def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for former in folder.iterdir():
         former.unlink()
-    for level, triple in LEVELS[machine].items():
-        _link(_object(text, entries, triple, "generic" if level == machine else level), folder / f"{level}.so")
+    _link(_object(text, entries, machine), folder / f"{machine}.so")
     (folder / _STATED).write_text(stated)
 
 
@@ -128,17 +123,16 @@ def _module() -> tuple[str, dict[str, str]]:
     return str(whole), entries
 
 
-# ---- from there to libraries ----
+# ---- from there to a library ----
 
 
-def _object(text: str, entries: dict[str, str], triple: str, processor: str) -> bytes:
+def _object(text: str, entries: dict[str, str], name: str) -> bytes:
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=processor, opt=3, reloc="pic", codemodel="default"
-    )
+    triple, options = f"{name}-unknown-linux-gnu", {"opt": 3, "reloc": "pic", "codemodel": "default"}
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=PROCESSORS[name], **options)
     text = re.sub(r"(?m)^target triple = .*$", f'target triple = "{triple}"', text)
     text = re.sub(r"(?m)^target datalayout = .*$", f'target datalayout = "{machine.target_data}"', text)
     module = llvm.parse_assembly(text)
@@ -147,11 +141,11 @@ def _object(text: str, entries: dict[str, str], triple: str, processor: str) -> 
             one.name = entries[one.name]
         elif not one.is_declaration:
             one.linkage = "internal"
-    options = llvm.PipelineTuningOptions(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = True
-    options.loop_unrolling = options.loop_interleaving = True
+    tuning = llvm.PipelineTuningOptions(speed_level=3)
+    tuning.loop_vectorization = tuning.slp_vectorization = True
+    tuning.loop_unrolling = tuning.loop_interleaving = True
     for _ in range(2):  # the first time leaves branches to exceptions, which the second finds to be unreachable
-        passes = llvm.create_pass_builder(machine, options)
+        passes = llvm.create_pass_builder(machine, tuning)
         passes.getModulePassManager().run(module, passes)
     called = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
     assert called <= _MAY_CALL, f"kernels call {sorted(called - _MAY_CALL)}"
@@ -171,13 +165,13 @@ def _link(code: bytes, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python broker/kernels/build.py", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--machine", default=platform.machine(), help=" or ".join(sorted(LEVELS)))
+    parser.add_argument("--machine", default=platform.machine(), help=" or ".join(sorted(PROCESSORS)))
     parser.add_argument("--folder", type=Path, default=FOLDER)
     arguments = parser.parse_args()
-    if arguments.machine not in LEVELS:
+    if arguments.machine not in PROCESSORS:
         print(f"kernels are not compiled for {arguments.machine}: they run as Python, slowly")
     elif not is_current(arguments.machine, arguments.folder):
-        print("compiling the kernels (two minutes on one core)", flush=True)
+        print("compiling the kernels (one to two minutes)", flush=True)
         build(arguments.machine, arguments.folder)
 
 

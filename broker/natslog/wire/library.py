@@ -1,9 +1,9 @@
-"""The library of compiled kernels: which one this processor runs, and how its functions become functions of Python.
+"""The library of compiled kernels: whether this processor runs it, and how its functions become functions of Python.
 
-Theory of operation. The kernels are compiled when natslog is built (`broker/kernels/build.py`), once for each level of
-processors. A library is loaded like any other, and contains plain functions, which take the addresses of Python's
-objects (`METH_FASTCALL`). Python itself makes functions of them. A kernel that is not in the library, or not with the
-arguments that are stated here, runs as Python.
+Theory of operation. The kernels are compiled when natslog is built (`broker/kernels/build.py`). The library is loaded
+like any other, and contains plain functions, which take the addresses of Python's objects (`METH_FASTCALL`). Python
+itself makes functions of them. A kernel that is not in the library, or not with the arguments that are stated here,
+runs as Python.
 """
 
 from __future__ import annotations
@@ -22,14 +22,8 @@ FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
 """Names the file to load; empty: none is loaded."""
 
 FOLDER = Path(__file__).parent / "libraries"
-_LEVELS = {
-    "x86_64": (
-        ("x86-64-v3", frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])),
-        ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"])),
-    ),
-    "aarch64": (("aarch64", frozenset[str]()),),
-}
-"""By machine, the best first: a level, and the flags that a processor of it has beside those of the levels below."""
+_NEEDED = {"x86_64": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"])}
+"""By machine: the flags of a processor that the library needs (of x86-64-v2)."""
 _OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python
 _METH_FASTCALL = 0x80
 
@@ -84,7 +78,7 @@ def _loaded() -> tuple[Library | None, str | None]:
         return None, f"{FILE_VARIABLE} is empty"
     if object.__basicsize__ != _OBJECT_HEADER_BYTES:
         return None, "this build of Python has other objects than usual (it has no global lock, or is a debug build)"
-    path = Path(named) if named else next(iter(usable()), None)
+    path = Path(named) if named else file_of_this_processor()
     if path is None:
         return None, f"this installation has none for this processor ({platform.machine()})"
     try:
@@ -93,14 +87,11 @@ def _loaded() -> tuple[Library | None, str | None]:
         return None, f"{path} cannot be loaded: {error}"
 
 
-def usable() -> list[Path]:
-    """The files that are there and that this processor can run, the best first."""
-    needed, found, flags = set[str](), list[Path](), _flags()
-    for level, more in reversed(_LEVELS.get(platform.machine(), ())):
-        needed |= more
-        if needed <= flags and (path := FOLDER / f"{level}.so").is_file():
-            found.insert(0, path)
-    return found
+def file_of_this_processor() -> Path | None:
+    """None: there is none, or the processor cannot run it."""
+    machine = platform.machine()
+    path = FOLDER / f"{machine}.so"
+    return path if path.is_file() and _NEEDED.get(machine, frozenset()) <= _flags() else None
 
 
 def _flags() -> set[str]:
