@@ -44,7 +44,7 @@ class JarHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         needed = ["pyspark>=4.2"] if self._is_wanted() else []
         kernels, machine = _builder("broker/kernels"), _machine()
-        is_made = machine not in kernels.LEVELS or kernels.is_current(machine, kernels.folder_of(machine))
+        is_made = machine not in kernels.PROCESSORS or kernels.is_current(machine, kernels.folder_of(machine))
         if not is_made and _BUILT_LATER not in os.environ:
             needed += kernels.DEPENDENCIES
         return needed
@@ -56,7 +56,7 @@ class JarHook(BuildHookInterface[Any]):
 
     def _add_kernels(self, build_data: dict[str, Any], *, is_editable: bool) -> None:
         builder, machine = _builder("broker/kernels"), _machine()
-        if machine not in builder.LEVELS:
+        if machine not in builder.PROCESSORS:
             self.app.display_warning(f"kernels are not compiled for {machine}: the wheel runs them as Python, slowly")
             return
         if _BUILT_LATER in os.environ:
@@ -66,8 +66,7 @@ class JarHook(BuildHookInterface[Any]):
             builder.build(machine, folder)
         if is_editable:
             return  # the package is used where it is
-        for library in sorted(folder.glob("*.so")):
-            build_data["force_include"][str(library)] = f"natslog/wire/libraries/{library.name}"
+        build_data["force_include"][str(folder / f"{machine}.so")] = f"natslog/wire/libraries/{machine}.so"
         build_data["pure_python"], build_data["tag"] = False, f"py3-none-manylinux_2_17_{machine}"
 
     def _add_console(self, build_data: dict[str, Any]) -> None:
