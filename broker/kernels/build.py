@@ -60,8 +60,11 @@ def folder_of(machine: str) -> Path:
 
 
 def is_current(machine: str = platform.machine(), folder: Path = FOLDER) -> bool:
-    stated = folder / _STATED
-    return stated.is_file() and stated.read_text() == wanted(machine)
+    """Whether the library is there, whole, and made of the present sources."""
+    stated, library = folder / _STATED, folder / f"{machine}.so"
+    if not (stated.is_file() and library.is_file()):
+        return False
+    return stated.read_text() == wanted(machine) + hashlib.sha256(library.read_bytes()).hexdigest()
 
 
 def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
@@ -71,11 +74,16 @@ def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
         return
     stated = wanted(machine)  # before: a source may be changed meanwhile
     text, entries = _module()
+    made = _linked(_object(text, entries, machine))
+    made += hashlib.sha256(made).digest()  # compared before it is loaded: a file that is cut off would end the process
     folder.mkdir(parents=True, exist_ok=True)
-    for former in folder.iterdir():
-        former.unlink()
-    _link(_object(text, entries, machine), folder / f"{machine}.so")
-    (folder / _STATED).write_text(stated)
+    library, new = folder / f"{machine}.so", folder / f"{machine}.so.{os.getpid()}"
+    new.write_bytes(made)
+    new.replace(library)  # a process that has loaded the former file keeps that one
+    (folder / _STATED).write_text(stated + hashlib.sha256(made).hexdigest())
+    for other in folder.iterdir():
+        if other.name not in (library.name, _STATED):
+            other.unlink()
 
 
 def _build_elsewhere(machine: str, folder: Path) -> None:
@@ -153,14 +161,13 @@ def _object(text: str, entries: dict[str, str], name: str) -> bytes:
     return made
 
 
-def _link(code: bytes, target: Path) -> None:
-    """A process that has loaded a former file of this name keeps that one."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        given, made = Path(folder, "kernels.o"), Path(folder, target.name)
+def _linked(code: bytes) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="natslog-kernels-") as folder:
+        given, made = Path(folder, "kernels.o"), Path(folder, "kernels.so")
         given.write_bytes(code)
         linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--gc-sections", "--strip-all"]
         subprocess.run([*linker, "-z", "noexecstack", "--build-id=none", "-o", str(made), str(given)], check=True)
-        made.replace(target)
+        return made.read_bytes()
 
 
 def main() -> None:

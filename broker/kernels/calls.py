@@ -14,7 +14,8 @@ from natslog.wire.native import Array, Group, Kernel
 _TYPE, _DATA, _DIMENSIONS, _SHAPE, _TYPE_OF_ITEMS, _FLAGS = 1, 2, 3, 4, 7, 8
 """Fields of an array object, as 64-bit words from its start (numpy: `PyArrayObject_fields`)."""
 _FIELDS = 9
-_ITEM_CODE = 3  # the upper half of this word of a `PyArray_Descr`: `type_num`
+_ITEM_CODE = 3  # the upper half of this word of a `PyArray_Descr`: `type_num`; its third byte: `byteorder`
+_BIG_ENDIAN = ord(">")
 _LOW = 0xFFFFFFFF
 _FAILED = 0  # for a Python exception, instead of an object's address
 _C_CONTIGUOUS = 1
@@ -60,6 +61,7 @@ def _is_other(address: Any, array_type: Any, dimensions: Any, item_code: Any) ->
         (fields[_DIMENSIONS] & _LOW) != dimensions
         or (fields[_FLAGS] & _C_CONTIGUOUS) == 0
         or (described[_ITEM_CODE] >> 32) != item_code
+        or (described[_ITEM_CODE] >> 16) & 0xFF == _BIG_ENDIAN
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 import platform
 from collections.abc import Callable
@@ -26,6 +27,7 @@ _NEEDED = {"x86_64": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "ssse3", "ss
 """By machine: the flags of a processor that the library needs (of x86-64-v2)."""
 _OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python
 _METH_FASTCALL = 0x80
+_DIGEST_BYTES = 32
 
 
 class _MethodDef(ctypes.Structure):
@@ -78,20 +80,27 @@ def _loaded() -> tuple[Library | None, str | None]:
         return None, f"{FILE_VARIABLE} is empty"
     if object.__basicsize__ != _OBJECT_HEADER_BYTES:
         return None, "this build of Python has other objects than usual (it has no global lock, or is a debug build)"
-    path = Path(named) if named else file_of_this_processor()
-    if path is None:
-        return None, f"this installation has none for this processor ({platform.machine()})"
+    path = Path(named).absolute() if named else FOLDER / f"{platform.machine()}.so"
     try:
+        if not named and not has_file():
+            return None, f"this installation has none for this processor ({platform.machine()})"
+        if not _is_whole(path):
+            return None, f"{path} is damaged, or no library of kernels"
         return Library(path), None
     except OSError as error:
         return None, f"{path} cannot be loaded: {error}"
 
 
-def file_of_this_processor() -> Path | None:
-    """None: there is none, or the processor cannot run it."""
+def _is_whole(path: Path) -> bool:
+    """Its end is the SHA-256 of the rest: to load a file that is cut off would end the process. Raises OSError."""
+    content = path.read_bytes()
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def has_file() -> bool:
+    """Whether there is a library that this processor can run."""
     machine = platform.machine()
-    path = FOLDER / f"{machine}.so"
-    return path if path.is_file() and _NEEDED.get(machine, frozenset()) <= _flags() else None
+    return (FOLDER / f"{machine}.so").is_file() and _NEEDED.get(machine, frozenset()) <= _flags()
 
 
 def _flags() -> set[str]:

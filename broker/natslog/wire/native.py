@@ -87,10 +87,20 @@ class Kernel:
         found = library.library()
         function = None if found is None else found.function(self.symbol)
         self._is_native = function is not None
-        self._call = self.python() if function is None else self._native(function)
+        self._call = self._of_python() if function is None else self._native(function)
         if globals().get(self.name) is self:
             globals()[self.name] = self._call  # calls of `native.name` go there without the way through this object
         return self._call(*arguments)
+
+    def _of_python(self) -> Callable[..., Any]:
+        """Its results may be integers of numpy, which overflow: they become those of Python, as the library returns."""
+        function, results = self.python(), self.results
+
+        def of_python(*arguments: Any) -> Any:
+            done = function(*arguments)
+            return [int(one) for one in done] if results > 1 else int(done or 0)
+
+        return of_python
 
     def _native(self, function: Callable[..., Any]) -> Callable[..., Any]:
         results = self.results

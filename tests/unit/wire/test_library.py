@@ -7,8 +7,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -52,34 +56,86 @@ _V2 = {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}
 @pytest.mark.parametrize(
     ("machine", "flags", "found"),
     [
-        ("x86_64", _V2 | {"avx", "avx2"}, "x86_64.so"),
-        ("x86_64", _V2 - {"sse4_2"}, None),
-        ("x86_64", set(), None),
-        ("aarch64", set(), "aarch64.so"),
-        ("riscv64", set(), None),
+        ("x86_64", _V2 | {"avx", "avx2"}, True),
+        ("x86_64", _V2 - {"sse4_2"}, False),
+        ("x86_64", set(), False),
+        ("aarch64", set(), True),
+        ("riscv64", set(), False),
     ],
 )
 def test_library_is_loaded_where_the_processor_can_run_it(
-    machine: str, flags: set[str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: str, flags: set[str], found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("x86_64", "aarch64"):
         (tmp_path / f"{name}.so").touch()
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     monkeypatch.setattr(library, "_flags", lambda: flags)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    path = library.file_of_this_processor()
-    assert (path and path.name) == found
+    assert library.has_file() is found
 
 
-def test_library_that_is_damaged_is_not_loaded(tmp_path: Path) -> None:
+def _cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def _with_zeros(content: bytes) -> bytes:
+    return content[:4096] + bytes(len(content) - 4096)
+
+
+@pytest.mark.parametrize("damage", [_cut, _with_zeros, lambda _: b"no library", lambda _: b""])
+def test_library_that_is_damaged_is_not_loaded(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """To load one that was cut off, by a full disk for example, ended the process (SIGBUS)."""
     damaged = tmp_path / "kernels.so"
-    damaged.write_bytes(b"no library")
+    damaged.write_bytes(damage((library.FOLDER / f"{platform.machine()}.so").read_bytes()))
     program = "from natslog.wire import library; print(library.library(), library.reason())"
     environment = os.environ | {"NATSLOG_KERNELS_FILE": str(damaged)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, timeout=60
     )
-    assert done.stdout.startswith(f"None {damaged} cannot be loaded: ")
+    assert done.stdout == f"None {damaged} is damaged, or no library of kernels\n"
+
+
+def test_library_that_was_deleted_or_cut_off_is_made_again(tmp_path: Path) -> None:
+    spec = spec_from_file_location("build_kernels", ROOT / "broker" / "kernels" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build = module_from_spec(spec)
+    spec.loader.exec_module(build)
+    machine = platform.machine()
+    shutil.copytree(library.FOLDER, tmp_path / "libraries")
+    assert build.is_current(machine, tmp_path / "libraries")
+    path = tmp_path / "libraries" / f"{machine}.so"
+    path.write_bytes(_cut(path.read_bytes()))
+    assert not build.is_current(machine, tmp_path / "libraries")
+    path.unlink()
+    assert not build.is_current(machine, tmp_path / "libraries")
+
+
+def test_python_returns_plain_integers_as_the_library_does() -> None:
+    """A broker without the library ended at the second growth of a table: its count had become an integer of numpy."""
+    program = """
+import numpy as np
+from natslog.ingest.dedupe import DedupeWindow
+from natslog.wire import native
+window, offset = DedupeWindow(60.0), 0
+for count in (10, 100, 5000):
+    ids = np.arange(offset * 2, (offset + count) * 2, dtype=np.uint64).reshape(-1, 2) + np.uint64(1)
+    window.remember(ids, np.arange(offset, offset + count), 1_000_000)
+    offset += count
+rows, words = np.zeros((4, 10), np.int64), np.zeros((6, 2), np.int64)
+one = native.find_rows(np.arange(4), rows, np.ones(4, np.bool_), 0, 4, np.zeros(4, np.int64))
+several = native.scan_with(np.frombuffer(b"PING\\r\\n", np.uint8), 0, 6, rows, words)
+print({type(each).__name__ for each in (*one, *several)})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"NATSLOG_KERNELS_FILE": ""},
+        timeout=60,
+    )
+    assert done.stdout == "{'int'}\n", done.stderr
 
 
 def test_kernel_that_takes_something_else_is_not_found() -> None:
@@ -135,13 +191,14 @@ def test_every_call_of_a_kernel_has_the_result_of_python(folder: str, tmp_path: 
     "wrong",
     [
         np.zeros((1, 10), np.int32),
+        np.zeros((1, 10), ">i8"),
         np.zeros(10, np.int64),
         np.zeros((10, 4), np.int64).T,
         np.zeros((2, 10), np.int64)[:, ::2],
         memoryview(b"x"),
         None,
     ],
-    ids=["type", "dimensions", "order", "gaps", "no array", "nothing"],
+    ids=["type", "byte order", "dimensions", "order", "gaps", "no array", "nothing"],
 )
 def test_library_refuses_what_it_was_not_compiled_for(wrong: Any) -> None:
     survey = native.Kernel("natslog.wire.kernels", "survey", native.BYTES, native.ROWS, results=7)

@@ -156,8 +156,9 @@ def kernels(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     if facts.kernels_problem:
         yield warning(
             "versions.kernels",
-            f"messages are processed slowly, because there is no library of compiled kernels: {facts.kernels_problem}",
-            "Install a wheel of natslog for this machine; in a checkout: make install",
+            f"this installation works slowly, because it uses no compiled kernels: {facts.kernels_problem}",
+            "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for this machine; in a "
+            "checkout: make install",
         )
     else:
-        yield ok("versions.kernels", "there is a library of compiled kernels for this processor")
+        yield ok("versions.kernels", "this installation has compiled kernels for this processor")
