@@ -24,7 +24,7 @@ from pyroaring import BitMap64
 
 from natslog.log.removed import offset_set, to_array
 from natslog.wire import native
-from natslog.wire.newest_layout import COUNT, ENTRIES, FREE_NODE, HEAD, LENGTH, NEWEST, NODES, START, TEXT_BYTES
+from natslog.wire.newest_layout import COUNT, ENTRIES, FREE_NODE, HEAD, LENGTH, NEWEST, NODES, START, TAIL, TEXT_BYTES
 from natslog.wire.outgoing import texts_of
 
 Offsets = npt.NDArray[np.int64]
@@ -256,8 +256,26 @@ class NewestRows:
         made._node_offsets = _held(np.frombuffer(arrays["node_offsets"], np.int64))
         made._node_nexts = _held(np.frombuffer(arrays["node_nexts"], np.int32))
         made._state = np.frombuffer(arrays["state"], np.int64).reshape(4).copy()
+        stored = [len(arrays["entries"]) // (8 * _FIELDS), len(arrays["texts"]), len(arrays["node_offsets"]) // 8]
+        if made._state[:FREE_NODE].tolist() != stored or not made._is_within():
+            raise ValueError("the parts of the table do not belong together")
         made._place(max(_FEWEST_SLOTS, 1 << (3 * len(made) // 2).bit_length()))
         return made
+
+    def _is_within(self) -> bool:
+        """Whether what is stored leads into the arrays only: kernels follow it without a check."""
+        entries, (_, text_bytes, nodes, free) = self._entries[: len(self)], self._state.tolist()
+        starts, lengths, counts = entries[:, START], entries[:, LENGTH], entries[:, COUNT]
+        places = [self._node_nexts, np.array([free])]
+        if self.limit > 1:
+            places += [entries[counts > 0, HEAD], entries[counts > 0, TAIL]]
+        return bool(
+            len(self._node_nexts) == nodes
+            and ((starts >= 0) & (starts <= text_bytes)).all()
+            and ((lengths >= 0) & (lengths <= text_bytes - starts)).all()
+            and ((counts >= 0) & (counts <= max(nodes, 1))).all()
+            and all(((one >= -1) & (one < nodes)).all() for one in places)
+        )
 
 
 def _empty(shape: tuple[int, ...], kind: Any) -> npt.NDArray[Any]:

@@ -9,13 +9,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from natslog.log.newest import NewestRows, Texts
+from natslog.wire.newest_layout import NEWEST
 
 TEXTS = st.lists(st.one_of(st.none(), st.text(max_size=20), st.sampled_from(["a", "b", "c"])), max_size=40)
 STEPS = st.lists(st.one_of(TEXTS, st.integers(1, 4), st.just("store")), max_size=12)
 
 
+_UNUSED = {1: 3, 2: 6}  # from this field of an entry on, by limit: without queues there are no places in them
+
+
 def stored(table: NewestRows) -> NewestRows:
     return NewestRows.from_arrays(table.limit, {name: one.tobytes() for name, one in table.to_arrays().items()})
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("name", ["entries", "texts", "node_offsets", "node_nexts", "state"])
+def test_stored_table_that_leads_out_of_its_arrays_is_refused(limit: int, name: str) -> None:
+    """Compiled code would follow it: the process ended with a segmentation fault."""
+    table = NewestRows(limit)
+    table.add(Texts.of(pa.array(["a", "b", "a", "c"])), np.arange(4))
+    arrays = {name: one.tobytes() for name, one in table.to_arrays().items()}
+    whole = np.frombuffer(arrays[name], np.uint8 if name == "texts" else np.int32 if name == "node_nexts" else np.int64)
+    with pytest.raises(ValueError):
+        NewestRows.from_arrays(limit, arrays | {name: np.append(whole, whole[:1] if len(whole) else [0]).tobytes()})
+    for at in range(len(whole)):
+        if name in ("entries", "node_nexts", "state") and not (name == "entries" and at % 6 >= _UNUSED[limit]):
+            wrong = whole.copy()
+            wrong[at] = 1 << 30
+            if name == "entries" and at % 6 == NEWEST:
+                continue  # an offset of the log
+            with pytest.raises(ValueError):
+                NewestRows.from_arrays(limit, arrays | {name: wrong.tobytes()})
 
 
 @settings(deadline=None, max_examples=60)

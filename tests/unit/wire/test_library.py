@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def test_library_has_all_kernels() -> None:
     found = library.library()
     assert found is not None, library.reason()
     assert [kernel.name for kernel in native.KERNELS if found.function(kernel.symbol) is None] == []
+
+
+def test_kernels_are_where_the_build_looks_for_them() -> None:
+    """A module elsewhere would be left out of the library, and run as Python without a word."""
+    folders = {ROOT / "broker" / "natslog" / "wire", ROOT / "connector" / "pyspark_natslog" / "payload"}
+    sources = [path for place in ("broker/natslog", "connector") for path in (ROOT / place).rglob("*.py")]
+    found = [one for one in sources if re.search(r"(?m)^@compiled\b|^\w+ = Kernel\(", one.read_text())]
+    assert len(found) > 15
+    assert {one.parent for one in found} == folders
+    assert [one.name for one in found if not re.fullmatch(r"kernels.*|native|.*layout", one.stem)] == []
 
 
 def run(**environment: str) -> list[Any]:
