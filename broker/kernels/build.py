@@ -21,6 +21,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -81,9 +82,8 @@ def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
     new.write_bytes(made)
     new.replace(library)  # a process that has loaded the former file keeps that one
     (folder / _STATED).write_text(stated + hashlib.sha256(made).hexdigest())
-    for other in folder.iterdir():
-        if other.name not in (library.name, _STATED):
-            other.unlink()
+    for other in {*folder.iterdir()} - {library, folder / _STATED}:  # of builds that were killed, or of former names
+        shutil.rmtree(other) if other.is_dir() else other.unlink(missing_ok=True)
 
 
 def _build_elsewhere(machine: str, folder: Path) -> None:

@@ -266,16 +266,26 @@ class NewestRows:
         """Whether what is stored leads into the arrays only: kernels follow it without a check."""
         entries, (_, text_bytes, nodes, free) = self._entries[: len(self)], self._state.tolist()
         starts, lengths, counts = entries[:, START], entries[:, LENGTH], entries[:, COUNT]
-        places = [self._node_nexts, np.array([free])]
-        if self.limit > 1:
-            places += [entries[counts > 0, HEAD], entries[counts > 0, TAIL]]
-        return bool(
+        is_within = (
             len(self._node_nexts) == nodes
             and ((starts >= 0) & (starts <= text_bytes)).all()
             and ((lengths >= 0) & (lengths <= text_bytes - starts)).all()
             and ((counts >= 0) & (counts <= max(nodes, 1))).all()
-            and all(((one >= -1) & (one < nodes)).all() for one in places)
+            and -1 <= free < nodes
+            and ((self._node_nexts >= -1) & (self._node_nexts < nodes)).all()
         )
+        return bool(is_within and (self.limit == 1 or self._has_whole_queues(entries[counts > 0], nodes)))
+
+    def _has_whole_queues(self, entries: npt.NDArray[np.int64], nodes: int) -> bool:
+        """Whether each of these entries has a queue of as many nodes as it counts."""
+        at: npt.NDArray[Any] = entries[:, HEAD]
+        left = entries[:, COUNT]
+        ends = np.concatenate([at, entries[:, TAIL]])
+        if left.sum() > nodes or ((ends < 0) | (ends >= nodes)).any():
+            return False
+        while len(at) and at.min() >= 0:
+            at, left = self._node_nexts[at][left > 1], left[left > 1] - 1
+        return not len(at)
 
 
 def _empty(shape: tuple[int, ...], kind: Any) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from natslog.log.newest import NewestRows, Texts
-from natslog.wire.newest_layout import NEWEST
+from natslog.wire.newest_layout import COUNT, HEAD, NEWEST, TAIL
 
 TEXTS = st.lists(st.one_of(st.none(), st.text(max_size=20), st.sampled_from(["a", "b", "c"])), max_size=40)
 STEPS = st.lists(st.one_of(TEXTS, st.integers(1, 4), st.just("store")), max_size=12)
@@ -34,12 +34,24 @@ def test_stored_table_that_leads_out_of_its_arrays_is_refused(limit: int, name: 
         NewestRows.from_arrays(limit, arrays | {name: np.append(whole, whole[:1] if len(whole) else [0]).tobytes()})
     for at in range(len(whole)):
         if name in ("entries", "node_nexts", "state") and not (name == "entries" and at % 6 >= _UNUSED[limit]):
-            wrong = whole.copy()
-            wrong[at] = 1 << 30
             if name == "entries" and at % 6 == NEWEST:
                 continue  # an offset of the log
-            with pytest.raises(ValueError):
-                NewestRows.from_arrays(limit, arrays | {name: wrong.tobytes()})
+            for value in (1 << 30, -2):
+                wrong = whole.copy()
+                wrong[at] = value
+                with pytest.raises(ValueError):
+                    NewestRows.from_arrays(limit, arrays | {name: wrong.tobytes()})
+
+
+@pytest.mark.parametrize("field", [HEAD, TAIL, COUNT])
+def test_stored_queue_that_is_shorter_than_its_count_is_refused(field: int) -> None:
+    table = NewestRows(2)
+    table.add(Texts.of(pa.array(["a", "b"])), np.arange(2))
+    arrays = {name: one.tobytes() for name, one in table.to_arrays().items()}
+    entries = np.frombuffer(arrays["entries"], np.int64).reshape(-1, 6).copy()
+    entries[1, field] = 2 if field == COUNT else -1
+    with pytest.raises(ValueError):
+        NewestRows.from_arrays(2, arrays | {"entries": entries.tobytes()})
 
 
 @settings(deadline=None, max_examples=60)
