@@ -61,6 +61,9 @@ class JarHook(BuildHookInterface[Any]):
             return
         if _BUILT_LATER in os.environ:
             return
+        if machine == platform.machine() and platform.libc_ver()[0] != "glibc":
+            self.app.display_warning("a wheel with kernels needs glibc: this one runs them as Python, slowly")
+            return
         folder = builder.folder_of(machine)
         if not builder.is_current(machine, folder):
             builder.build(machine, folder)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from natslog.wire import native
+from natslog.wire.native import Array, Group
 
 MOST_BYTES = 256 * 1024
 compared_calls = 0
@@ -35,6 +36,10 @@ def compare_kernels() -> None:
                 return fast(*arguments)
             copies: dict[tuple[int, int], Any] = {}
             copied = [_copy(one, copies) for one in arguments]
+            kinds = [one for kind in kernel.arguments for one in (kind.members if isinstance(kind, Group) else [kind])]
+            kinds = [kind for kind in kinds if isinstance(kind, Array)]
+            for kind, one in zip(kinds, _arrays(copied), strict=True):
+                one.flags.writeable = kind.is_written  # a kernel that writes into another array raises ValueError
             expected = slow(*copied)
             found = fast(*arguments)
             compared_calls += 1
@@ -53,7 +58,9 @@ def _copy(given: Any, copies: dict[tuple[int, int], Any]) -> Any:
     if isinstance(given, tuple):
         members = [_copy(one, copies) for one in given]
         return type(given)(*members) if hasattr(given, "_fields") else tuple(members)
-    if isinstance(given, np.ndarray) and given.size:
+    if isinstance(given, np.ndarray):
+        if not given.size:
+            return given.copy()
         place = given.__array_interface__["data"][0], given.nbytes
         copied = copies.setdefault(place, given.copy())
         return copied.view(given.dtype).reshape(given.shape)

@@ -21,6 +21,7 @@ import importlib.util
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -44,13 +45,18 @@ _MAY_CALL = {
 }  # fmt: skip
 
 
+def _sources() -> bytes:
+    """The digest that is compared before the library is loaded."""
+    wire = HERE.parent / "natslog" / "wire"
+    digest = runpy.run_path(str(wire / "kernel_sources.py"))["digest"]
+    found: bytes = digest(wire, ROOT / "connector" / "pyspark_natslog" / "payload")
+    return found
+
+
 def wanted(machine: str) -> str:
     """What the folder states when it is current."""
-    folders = (HERE.parent / "natslog" / "wire", ROOT / "connector" / "pyspark_natslog" / "payload")
-    names = ("kernels*.py", "native.py", "*layout.py")
-    sources = [*HERE.glob("*.py"), *(path for folder in folders for name in names for path in folder.glob(name))]
-    digest = hashlib.sha256(repr(DEPENDENCIES).encode())
-    for source in sorted(sources):
+    digest = hashlib.sha256(repr(DEPENDENCIES).encode() + _sources())
+    for source in sorted(HERE.glob("*.py")):
         digest.update(source.read_bytes())
     return f"{machine} {digest.hexdigest()}\n"
 
@@ -73,9 +79,9 @@ def build(machine: str = platform.machine(), folder: Path = FOLDER) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("numba", "ziglang")):
         _build_elsewhere(machine, folder)
         return
-    stated = wanted(machine)  # before: a source may be changed meanwhile
+    stated, sources = wanted(machine), _sources()  # before: a source may be changed meanwhile
     text, entries = _module()
-    made = _linked(_object(text, entries, machine))
+    made = _linked(_object(text, entries, machine)) + sources
     made += hashlib.sha256(made).digest()  # compared before it is loaded: a file that is cut off would end the process
     folder.mkdir(parents=True, exist_ok=True)
     library, new = folder / f"{machine}.so", folder / f"{machine}.so.{os.getpid()}"

@@ -18,7 +18,7 @@ _ITEM_CODE = 3  # the upper half of this word of a `PyArray_Descr`: `type_num`; 
 _BIG_ENDIAN = ord(">")
 _LOW = 0xFFFFFFFF
 _FAILED = 0  # for a Python exception, instead of an object's address
-_C_CONTIGUOUS = 1
+_C_CONTIGUOUS, _WRITEABLE = 0x1, 0x400
 
 
 def _of_python(name: str, returned: Any, *arguments: Any) -> Any:
@@ -51,18 +51,20 @@ _words = _pointer_to(types.int64)
 
 
 @njit
-def _is_other(address: Any, array_type: Any, dimensions: Any, item_code: Any) -> bool:
-    """Whether the object is not an array of so many dimensions of such items, one after another."""
+def _is_other(address: Any, array_type: Any, item_code: Any, columns: Any, flags: Any) -> bool:
+    """Whether the object is not an array of such items, one after another, of this shape (see `Array`)."""
     fields = carray(_words(address), _FIELDS)
     if np.uintp(fields[_TYPE]) != array_type:
         return True
     described = carray(_words(np.uintp(fields[_TYPE_OF_ITEMS])), _ITEM_CODE + 1)
-    return bool(
-        (fields[_DIMENSIONS] & _LOW) != dimensions
-        or (fields[_FLAGS] & _C_CONTIGUOUS) == 0
+    if (
+        (fields[_DIMENSIONS] & _LOW) != (1 if columns == 0 else 2)
+        or (fields[_FLAGS] & flags) != flags
         or (described[_ITEM_CODE] >> 32) != item_code
         or (described[_ITEM_CODE] >> 16) & 0xFF == _BIG_ENDIAN
-    )
+    ):
+        return True
+    return bool(columns > 0 and carray(_words(np.uintp(fields[_SHAPE])), 2)[1] != columns)
 
 
 def _array_maker(kind: Array) -> Any:
@@ -81,10 +83,10 @@ def _array_maker(kind: Array) -> Any:
         shape = carray(_words(np.uintp(fields[_SHAPE])), 2)
         return carray(pointer(np.uintp(fields[_DATA])), (shape[0], shape[1]))
 
-    return one if kind.dimensions == 1 else two
+    return one if kind.columns == 0 else two
 
 
-_RESULTS = Array("int64")
+_RESULTS = Array("int64").out
 _maker_of = functools.cache(_array_maker)
 _NAMES: dict[str, Any] = {
     "is_other": _is_other,
@@ -136,7 +138,8 @@ class _Source:
         """The expression of the next argument, an array."""
         at = self._next()
         names[f"make{at}"] = _maker_of(kind)
-        self.lines.append(f"if is_other(a{at}, array_type, {kind.dimensions}, {np.dtype(kind.kind).num}):")
+        flags = _C_CONTIGUOUS | (_WRITEABLE if kind.is_written else 0)
+        self.lines.append(f"if is_other(a{at}, array_type, {np.dtype(kind.kind).num}, {kind.columns}, {flags}):")
         self.lines += ["  bad_argument()", f"  return uintp({_FAILED})"]
         return f"make{at}(a{at})"
 

@@ -111,6 +111,8 @@ def _advice(name: str, known: tuple[str, ...]) -> str:
         return f", which is Kafka's: {kafkas[name.lower()]}"
     if name.lower().startswith("kafka."):
         return ", which is Kafka's: remove it; for TLS and credentials see tlsCaFile, tokenFile and natsCredsFile"
+    if name.lower() == "natsurl" and "natsServers" in known:  # what the command line and the settings call it
+        return ": use natsServers"
     return did_you_mean(name, known)
 
 

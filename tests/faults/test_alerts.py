@@ -204,6 +204,7 @@ def test_each_alert_fires_by_a_real_fault_and_none_without_one(watched: Watched)
     brokers_that_are_partitioned_and_a_leafnode_connection_that_is_cut(watched)
     nats_server_that_is_stopped(watched)
     disk_that_is_full_and_store_that_is_full(watched)
+    broker_without_kernels(watched)
     second_cluster_in_the_account_with_a_certificate_that_expires(watched)
     brokers_that_are_killed(watched)
     assert watched.prometheus.ever_fired() == watched.prometheus.rules()
@@ -340,6 +341,20 @@ def disk_that_is_full_and_store_that_is_full(watched: Watched) -> None:
     with cluster.client() as client:
         client.delete_stream("bulk")
     watched.wait_until_over("NatslogDiskFull")
+    cluster.wait_in_sync()
+
+
+def broker_without_kernels(watched: Watched) -> None:
+    cluster = watched.cluster
+    broker = watched.other_than(cluster.metadata_leader())
+    with watched.fires("NatslogNotCompiled", instance=instance(broker), code="broker_not_compiled"):
+        broker.terminate()
+        broker.environment["NATSLOG_KERNELS_FILE"] = ""
+        broker.start()
+    broker.terminate()
+    del broker.environment["NATSLOG_KERNELS_FILE"]
+    broker.start()
+    watched.wait_until_over("NatslogNotCompiled")
     cluster.wait_in_sync()
 
 

@@ -27,6 +27,7 @@ CODES: dict[str, Level] = {
     "broker_down": "error",
     "broker_not_ready": "error",
     "broker_not_voter": "warning",
+    "broker_not_compiled": "warning",
     "broker_silent": "warning",
     "broker_clock": "warning",
     "disk_full": "error",
@@ -126,6 +127,15 @@ def _of_brokers(
                 where,
                 f"Broker {one.id} is not ready: {stats.problem}",
                 "Correct what the reason names; the log of the broker has more.",
+            )
+        if stats.kernels_problem is not None:
+            yield _finding(
+                "broker_not_compiled",
+                where,
+                f"Broker {one.id} processes messages slowly, because it uses no compiled kernels: "
+                f"{stats.kernels_problem}.",
+                "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for its machine (in a "
+                "checkout: make install), and restart the broker.",
             )
         if stats.disk_free_bytes < min_free_bytes or not stats.has_disk_room:
             yield _finding(

@@ -105,6 +105,7 @@ def _shown_stats(number: BrokerId, stats: Mapping[str, Any], behind: int) -> sha
         **{name: values.get(name, 0.0) for name in _STATS_VALUES},
         disk_full_s=stats.get("disk_full_s"),
         has_disk_room=stats.get("has_disk_room", True),
+        kernels_problem=stats.get("kernels_problem"),
         nats_connections=stats.get("nats_connections"),
         behind=behind,
         problem=stats.get("problem"),

@@ -160,7 +160,8 @@ class BrokerStats(msgspec.Struct):
     """A broker now, as it states itself. Rates are of the last seconds; `commit_ms`: mean time of a commit; `ack_ms`:
     mean time from the first message of a commit to its acks; both are 0 without a commit. `cpu_share`: of one core.
     `disk_full_s`: when its disk is full if it is filled as in the last hour. `has_disk_room`: false from a refusal
-    because of a full disk on, until there is room again. `nats_connections`: how many of its connections to NATS are
+    because of a full disk on, until there is room again. `kernels_problem`: why it has no compiled kernels, so that it
+    processes messages slowly. `nats_connections`: how many of its connections to NATS are
     up, and how many it has. `behind`: messages that its replicas lack which are not in sync, as the leaders state it.
     `problem`: why it is not ready.
     """
@@ -178,6 +179,7 @@ class BrokerStats(msgspec.Struct):
     cpu_share: float
     disk_full_s: float | None
     has_disk_room: bool
+    kernels_problem: str | None
     nats_connections: tuple[int, int] | None
     behind: Count
     problem: str | None

@@ -27,6 +27,7 @@ from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
+from natslog.wire import library
 
 logger = logging.getLogger("natslog.node")
 
@@ -233,8 +234,8 @@ class History:
 
     async def stats(self) -> dict[str, Any]:
         """This broker now: `broker`, the newest value of each series; `problem`: why it is not ready, or None;
-        `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `has_disk_room`; `streams`
-        that it leads, by name: high watermark, log start, visible messages, bytes, messages/s, bytes/s. `behind`: how
+        `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `has_disk_room`;
+        `kernels_problem`: why it has no compiled kernels, or None; `streams` that it leads, by name: high watermark, log start, visible messages, bytes, messages/s, bytes/s. `behind`: how
         many messages of these streams the other brokers lack, for replicas that are not in sync. `dedupe_short`: as the
         property.
         """
@@ -251,6 +252,7 @@ class History:
             "problem": self._problem(),
             "disk_full_s": self._disk_full_s(),
             "has_disk_room": self._hosting.services.has_disk_room,
+            "kernels_problem": library.reason(),
             "nats_connections": self._nats_connections(),
             "streams": led,
             "behind": {str(broker): messages for broker, messages in behind.items()},

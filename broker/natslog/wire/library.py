@@ -2,8 +2,8 @@
 
 Theory of operation. The kernels are compiled when natslog is built (`broker/kernels/build.py`). The library is loaded
 like any other, and contains plain functions, which take the addresses of Python's objects (`METH_FASTCALL`). Python
-itself makes functions of them. A kernel that is not in the library, or not with the arguments that are stated here,
-runs as Python.
+itself makes functions of them. A library that is damaged, or was compiled from other sources, is not loaded: all kernels
+run as Python then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from natslog.wire import kernel_sources
 
 FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
 """Names the file to load; empty: none is loaded."""
@@ -84,17 +87,27 @@ def _loaded() -> tuple[Library | None, str | None]:
     try:
         if not named and not has_file():
             return None, f"this installation has none for this processor ({platform.machine()})"
-        if not _is_whole(path):
+        content = path.read_bytes()
+        if not _is_whole(content):
             return None, f"{path} is damaged, or no library of kernels"
+        if content[-2 * _DIGEST_BYTES : -_DIGEST_BYTES] != _sources():
+            return None, f"{path} was compiled from other sources than those here: run `make kernels`"
         return Library(path), None
     except OSError as error:
         return None, f"{path} cannot be loaded: {error}"
 
 
-def _is_whole(path: Path) -> bool:
-    """Its end is the SHA-256 of the rest: to load a file that is cut off would end the process. Raises OSError."""
-    content = path.read_bytes()
+def _is_whole(content: bytes) -> bool:
+    """Its end is the SHA-256 of the rest: to load a file that is cut off would end the process."""
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _sources() -> bytes:
+    """The digest of the sources of all kernels. Raises OSError."""
+    connector = importlib.util.find_spec("pyspark_natslog")
+    folders = connector.submodule_search_locations if connector is not None else None
+    payload = Path(folders[0] if folders else "pyspark_natslog", "payload")
+    return kernel_sources.digest(Path(__file__).parent, payload)
 
 
 def has_file() -> bool:

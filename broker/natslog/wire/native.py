@@ -2,8 +2,8 @@
 
 Each is resolved at its first call. The results are the same.
 
-Arrays are passed as they are. The library compares type, dimensions and layout (C-contiguous) with what is stated here,
-and raises TypeError for others.
+Arrays are passed as they are. The library compares type, shape and layout with what is stated here (see `Array`), and
+raises TypeError for others.
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from natslog.wire import library
+from natslog.wire import library, newest_layout
+from natslog.wire.layout import FRAME_COLUMNS
 
 
 class Array(NamedTuple):
-    """An argument: a C-contiguous array."""
+    """An argument: a C-contiguous array.
+
+    Attributes:
+        columns: of its second dimension; 0: it has one dimension, `ANY`: any number.
+        is_written: by the kernel, so it must be writeable.
+    """
 
     kind: str
-    dimensions: int = 1
+    columns: int = 0
+    is_written: bool = False
+
+    @property
+    def out(self) -> Array:
+        """The same, written."""
+        return self._replace(is_written=True)
 
 
 class _Integer(NamedTuple):
@@ -43,10 +55,16 @@ class Group(NamedTuple):
 
 Argument: TypeAlias = Array | _Integer | Group
 
+ANY = -1
 INTEGER = _Integer()
 BYTES, MARKS, LONGS, OFFSETS = Array("uint8"), Array("bool"), Array("int64"), Array("int32")
 WORDS, REALS = Array("uint64"), Array("float64")
-ROWS, HASHES, PACKED, MARK_ROWS = Array("int64", 2), Array("uint64", 2), Array("uint8", 2), Array("bool", 2)
+FRAMES, HASHES, PACKED = Array("int64", FRAME_COLUMNS), Array("uint64", 2), Array("uint8", 12)
+ENTRIES, PLACES, SLOTS = Array("int64", newest_layout.FIELDS), Array("int64", 3), Array("int64", 4)
+COLUMNS, MARK_COLUMNS = Array("int64", ANY), Array("bool", ANY)
+"""Shapes: one row a frame; two words a hash; 12 bytes an id; see `newest_layout`; see `kernels_direct.kept_places`; one
+column an item.
+"""
 
 KERNELS: list[Kernel] = []
 
@@ -136,71 +154,85 @@ _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
 _direct = "natslog.wire.kernels_direct"
 
-scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, ROWS, ROWS, results=4)
-survey = Kernel(_kernels, "survey", BYTES, ROWS, results=7)
-gather_messages = Kernel(
-    _kernels, "gather_messages", BYTES, ROWS, BYTES, OFFSETS, BYTES, OFFSETS, BYTES, OFFSETS, INTEGER
-)
-gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES, OFFSETS, INTEGER)
+scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, FRAMES.out, Array("int64", 2).out, results=4)
+survey = Kernel(_kernels, "survey", BYTES, FRAMES, results=7)
+gather_messages = Kernel(_kernels, "gather_messages", BYTES, FRAMES, *[BYTES.out, OFFSETS.out] * 3, INTEGER)
+gather = Kernel(_kernels, "gather", BYTES, LONGS, LONGS, BYTES.out, OFFSETS.out, INTEGER)
 split_headers = Kernel(
-    _kernels, "split_headers", BYTES, ROWS, BYTES, BYTES, ROWS, LONGS, ROWS, ROWS, BYTES, PACKED, BYTES, ROWS, BYTES,
-    MARKS, BYTES, MARKS, results=1,
+    _kernels, "split_headers", BYTES, FRAMES, BYTES, BYTES, COLUMNS.out, LONGS.out, COLUMNS.out, COLUMNS.out, BYTES,
+    PACKED.out, BYTES, COLUMNS.out, BYTES, MARKS.out, BYTES, MARKS.out, results=1,
 )  # fmt: skip
-mark_openings = Kernel(_envelopes, "mark_openings", BYTES, ROWS, BYTES, MARKS, results=1)
-open_messages = Kernel(_envelopes, "open_messages", BYTES, ROWS, BYTES, BYTES, MARKS, results=1)
-mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, ROWS, MARKS)
-mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, ROWS, INTEGER, MARKS, results=1)
-mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, ROWS, BYTES, MARKS)
-mark_header_prefixes = Kernel(_kernels, "mark_header_prefixes", BYTES, ROWS, BYTES, BYTES, BYTES, MARKS)
-keep_replies = Kernel(_acks, "keep_replies", BYTES, ROWS, BYTES, LONGS)
-no_replies = Kernel(_acks, "no_replies", ROWS)
-replies_from_header = Kernel(_acks, "replies_from_header", BYTES, ROWS, BYTES)
-mark_deliveries = Kernel(_acks, "mark_deliveries", BYTES, ROWS, MARKS, results=1)
-mark_internal = Kernel(_acks, "mark_internal", BYTES, ROWS, BYTES, LONGS, MARKS)
-hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES)
-find_ids = Kernel(_ids, "find_ids", HASHES, LONGS, LONGS, INTEGER, HASHES, LONGS)
-mark_repeated = Kernel(_ids, "mark_repeated", HASHES, LONGS, LONGS, INTEGER, INTEGER)
-insert_ids = Kernel(_ids, "insert_ids", HASHES, LONGS, LONGS, INTEGER, HASHES, LONGS, LONGS, results=1)
-unpack_ids = Kernel(_ids, "unpack_ids", PACKED, BYTES, BYTES)
-mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS, BYTES, HASHES)
-mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES)
-finish_hashes = Kernel(_hash, "finish_hashes", HASHES)
-hashes_as_texts = Kernel(_hash, "hashes_as_texts", HASHES, BYTES, BYTES)
+mark_openings = Kernel(_envelopes, "mark_openings", BYTES, FRAMES, BYTES, MARKS.out, results=1)
+open_messages = Kernel(_envelopes, "open_messages", BYTES, FRAMES.out, BYTES, BYTES, MARKS.out, results=1)
+mark_high_bytes = Kernel(_kernels, "mark_high_bytes", BYTES, FRAMES, MARKS.out)
+mark_not_plain = Kernel(_kernels, "mark_not_plain", BYTES, FRAMES, INTEGER, MARKS.out, results=1)
+mark_header_prefix = Kernel(_kernels, "mark_header_prefix", BYTES, FRAMES, BYTES, MARKS.out)
+mark_header_prefixes = Kernel(_kernels, "mark_header_prefixes", BYTES, FRAMES, BYTES, BYTES, BYTES, MARKS.out)
+keep_replies = Kernel(_acks, "keep_replies", BYTES, FRAMES.out, BYTES, LONGS)
+no_replies = Kernel(_acks, "no_replies", FRAMES.out)
+replies_from_header = Kernel(_acks, "replies_from_header", BYTES, FRAMES.out, BYTES)
+mark_deliveries = Kernel(_acks, "mark_deliveries", BYTES, FRAMES, MARKS.out, results=1)
+mark_internal = Kernel(_acks, "mark_internal", BYTES, FRAMES, BYTES, LONGS, MARKS.out)
+hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES.out)
+find_ids = Kernel(_ids, "find_ids", HASHES, LONGS, LONGS, INTEGER, HASHES, LONGS.out)
+mark_repeated = Kernel(_ids, "mark_repeated", HASHES, LONGS.out, LONGS.out, INTEGER, INTEGER)
+insert_ids = Kernel(_ids, "insert_ids", HASHES.out, LONGS.out, LONGS.out, INTEGER, HASHES, LONGS, LONGS, results=1)
+unpack_ids = Kernel(_ids, "unpack_ids", PACKED, BYTES, BYTES.out)
+mix_texts = Kernel(_hash, "mix_texts", OFFSETS, BYTES, MARKS, WORDS.out, BYTES.out, HASHES.out)
+mix_items = Kernel(_hash, "mix_items", LONGS, MARKS, HASHES, HASHES.out)
+finish_hashes = Kernel(_hash, "finish_hashes", HASHES.out)
+hashes_as_texts = Kernel(_hash, "hashes_as_texts", HASHES, BYTES, BYTES.out)
 note_rows = Kernel(
-    _newest, "note_rows", OFFSETS, BYTES, MARKS, LONGS, INTEGER, HASHES, ROWS, BYTES, LONGS, OFFSETS, LONGS, WORDS,
-    BYTES, LONGS, results=1,
+    _newest, "note_rows", OFFSETS, BYTES, MARKS, LONGS, INTEGER, HASHES.out, ENTRIES.out, BYTES.out, LONGS.out,
+    OFFSETS.out, LONGS.out, WORDS.out, BYTES.out, LONGS.out, results=1,
 )  # fmt: skip
-shorten_queues = Kernel(_newest, "shorten_queues", INTEGER, ROWS, LONGS, OFFSETS, LONGS, LONGS, results=1)
-make_queues = Kernel(_newest, "make_queues", ROWS, LONGS, OFFSETS, LONGS)
-place_texts = Kernel(_newest, "place_texts", BYTES, ROWS, INTEGER, HASHES, WORDS, BYTES)
-look_up_texts = Kernel(_newest, "look_up_texts", OFFSETS, BYTES, HASHES, ROWS, BYTES, WORDS, BYTES, LONGS)
-newest_of_texts = Kernel(_newest, "newest_of_texts", OFFSETS, BYTES, HASHES, ROWS, BYTES, WORDS, BYTES, LONGS)
-stored_acks = Kernel(_out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, MARKS, LONGS, *[BYTES] * 6, results=1)
+shorten_queues = Kernel(
+    _newest, "shorten_queues", INTEGER, ENTRIES.out, LONGS, OFFSETS.out, LONGS.out, LONGS.out, results=1
+)
+make_queues = Kernel(_newest, "make_queues", ENTRIES.out, LONGS.out, OFFSETS.out, LONGS.out)
+place_texts = Kernel(_newest, "place_texts", BYTES, ENTRIES, INTEGER, HASHES.out, WORDS.out, BYTES.out)
+look_up_texts = Kernel(
+    _newest, "look_up_texts", OFFSETS, BYTES, HASHES, ENTRIES, BYTES, WORDS.out, BYTES.out, LONGS.out
+)
+newest_of_texts = Kernel(
+    _newest, "newest_of_texts", OFFSETS, BYTES, HASHES, ENTRIES, BYTES, WORDS.out, BYTES.out, LONGS.out
+)
+stored_acks = Kernel(
+    _out, "stored_acks", *[BYTES, OFFSETS] * 2, LONGS, MARKS, MARKS, LONGS, *[BYTES] * 5, BYTES.out, results=1
+)
 publish_frames = Kernel(
-    _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES, results=1
+    _out, "publish_frames", *[OFFSETS, BYTES] * 4, MARKS, BYTES, LONGS, INTEGER, BYTES.out, results=1
 )  # fmt: skip
-mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS)
+mark_unlike_a_line = Kernel(_out, "mark_unlike_a_line", OFFSETS, BYTES, MARKS.out)
 mark_acks = Kernel(
-    _out, "mark_acks", BYTES, ROWS, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_ROWS, LONGS, LONGS, LONGS, results=6
+    _out, "mark_acks", BYTES, FRAMES, INTEGER, BYTES, LONGS, INTEGER, INTEGER, MARK_COLUMNS.out, LONGS.out, LONGS,
+    LONGS.out, results=6,
 )  # fmt: skip
 delivery_frames = Kernel(
-    _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, BYTES, ROWS, INTEGER,
-    BYTES, results=1,
+    _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, BYTES, COLUMNS, INTEGER,
+    BYTES.out, results=1,
 )  # fmt: skip
-parse_acks = Kernel(_deliveries, "parse_acks", BYTES, ROWS, BYTES, ROWS, ROWS, results=1)
-find_rows = Kernel(_deliveries, "find_rows", LONGS, ROWS, MARKS, INTEGER, INTEGER, LONGS, results=2)
-take_rows = Kernel(
-    _deliveries, "take_rows", LONGS, ROWS, MARKS, MARKS, INTEGER, INTEGER, INTEGER, LONGS, results=2
-)  # fmt: skip
-group_rows = Kernel(_kernels, "group_rows", ROWS, LONGS, results=1)
-take_requests = Kernel(
-    _direct, "take_requests", BYTES, ROWS, INTEGER, INTEGER, LONGS, *[OFFSETS, BYTES] * 2, LONGS, results=2
+parse_acks = Kernel(
+    _deliveries, "parse_acks", BYTES, FRAMES, BYTES, Array("int64", 4).out, Array("int64", 3).out, results=1
 )
-find_sorted = Kernel(_direct, "find_sorted", *[OFFSETS, BYTES] * 2, LONGS)
-kept_places = Kernel(_direct, "kept_places", LONGS, ROWS, ROWS, results=2)
-keep_places = Kernel(_direct, "keep_places", LONGS, ROWS, ROWS, results=1)
-direct_answers = Kernel(_direct, "direct_answers", *[OFFSETS, BYTES] * 3, LONGS, LONGS, BYTES, BYTES, ROWS, results=1)
-answer_frames = Kernel(_direct, "answer_frames", OFFSETS, BYTES, LONGS, ROWS, BYTES, INTEGER, *[BYTES] * 3, results=1)
+find_rows = Kernel(_deliveries, "find_rows", LONGS, COLUMNS, MARKS, INTEGER, INTEGER, LONGS.out, results=2)
+take_rows = Kernel(
+    _deliveries, "take_rows", LONGS, COLUMNS, MARKS.out, MARKS.out, INTEGER, INTEGER, INTEGER, LONGS.out, results=2
+)  # fmt: skip
+group_rows = Kernel(_kernels, "group_rows", FRAMES.out, LONGS, results=1)
+take_requests = Kernel(
+    _direct, "take_requests", BYTES, FRAMES, INTEGER, INTEGER, LONGS.out, *[OFFSETS.out, BYTES.out] * 2, LONGS.out,
+    results=2,
+)  # fmt: skip
+find_sorted = Kernel(_direct, "find_sorted", *[OFFSETS, BYTES] * 2, LONGS.out)
+kept_places = Kernel(_direct, "kept_places", LONGS, SLOTS, PLACES.out, results=2)
+keep_places = Kernel(_direct, "keep_places", LONGS, PLACES, SLOTS.out, results=1)
+direct_answers = Kernel(
+    _direct, "direct_answers", *[OFFSETS, BYTES] * 3, LONGS, LONGS, BYTES, BYTES.out, PLACES.out, results=1
+)
+answer_frames = Kernel(
+    _direct, "answer_frames", OFFSETS, BYTES, LONGS, PLACES, BYTES, INTEGER, BYTES, BYTES, BYTES.out, results=1
+)
 
 _WORDS_OF_A_LINE = (6, 2)
 

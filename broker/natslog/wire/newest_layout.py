@@ -4,3 +4,4 @@ from __future__ import annotations
 
 ENTRIES, TEXT_BYTES, NODES, FREE_NODE = 0, 1, 2, 3
 START, LENGTH, COUNT, NEWEST, HEAD, TAIL = 0, 1, 2, 3, 4, 5
+FIELDS = 6

@@ -17,7 +17,7 @@ from natslog.model import StreamRecord, StreamSettings
 def test_a_disk_that_refused_a_message_is_full(free_bytes: int, has_room: bool, is_full: bool) -> None:
     cluster: Any = SimpleNamespace(brokers=[SimpleNamespace(id=1, alive=True, role="voter", clock_apart_s=0.0)])
     stats: Any = SimpleNamespace(
-        id=1, problem=None, disk_free_bytes=free_bytes, has_disk_room=has_room, disk_full_s=None
+        id=1, problem=None, disk_free_bytes=free_bytes, has_disk_room=has_room, disk_full_s=None, kernels_problem=None
     )
     found = [one.code for one in findings._of_brokers(cluster, [stats], 1000)]
     assert found == (["disk_full"] if is_full else [])

@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -106,6 +107,19 @@ def test_library_that_is_damaged_is_not_loaded(damage: Callable[[bytes], bytes],
     assert done.stdout == f"None {damaged} is damaged, or no library of kernels\n"
 
 
+def test_library_of_other_sources_is_not_loaded(tmp_path: Path) -> None:
+    """As after `git pull` without `make`: kernels of both versions would work on the same arrays."""
+    content = (library.FOLDER / f"{platform.machine()}.so").read_bytes()[:-64] + bytes(32)
+    other = tmp_path / "kernels.so"
+    other.write_bytes(content + hashlib.sha256(content).digest())
+    program = "from natslog.wire import library; print(library.library(), library.reason())"
+    environment = os.environ | {"NATSLOG_KERNELS_FILE": str(other)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, timeout=60
+    )
+    assert done.stdout == f"None {other} was compiled from other sources than those here: run `make kernels`\n"
+
+
 def test_library_that_was_deleted_or_cut_off_is_made_again(tmp_path: Path) -> None:
     spec = spec_from_file_location("build_kernels", ROOT / "broker" / "kernels" / "build.py")
     assert spec is not None
@@ -206,13 +220,15 @@ def test_every_call_of_a_kernel_has_the_result_of_python(folder: str, tmp_path: 
         np.zeros(10, np.int64),
         np.zeros((10, 4), np.int64).T,
         np.zeros((2, 10), np.int64)[:, ::2],
+        np.zeros((2, 9), np.int64),
+        np.zeros((0, 9), np.int64),
         memoryview(b"x"),
         None,
     ],
-    ids=["type", "byte order", "dimensions", "order", "gaps", "no array", "nothing"],
+    ids=["type", "byte order", "dimensions", "order", "gaps", "columns", "columns of none", "no array", "nothing"],
 )
 def test_library_refuses_what_it_was_not_compiled_for(wrong: Any) -> None:
-    survey = native.Kernel("natslog.wire.kernels", "survey", native.BYTES, native.ROWS, results=7)
+    survey = native.Kernel("natslog.wire.kernels", "survey", native.BYTES, native.FRAMES, results=7)
     try:
         assert survey(np.zeros(4, np.uint8), np.zeros((0, 10), np.int64)) == [0] * 7
         assert survey.is_native
@@ -220,3 +236,14 @@ def test_library_refuses_what_it_was_not_compiled_for(wrong: Any) -> None:
             survey(np.zeros(4, np.uint8), wrong)
     finally:
         native.KERNELS.remove(survey)
+
+
+def test_library_refuses_to_write_what_is_read_only() -> None:
+    """A buffer of Arrow may be a file in memory, and others read it."""
+    rows, kept = np.ones((2, 10), np.int64), np.ones((2, 10), np.int64)
+    rows.flags.writeable = False
+    native.no_replies(kept)
+    assert kept[:, 6].tolist() == [0, 0]
+    with pytest.raises(TypeError):
+        native.no_replies(rows)
+    assert rows[:, 6].tolist() == [1, 1]
