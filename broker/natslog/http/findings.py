@@ -134,8 +134,8 @@ def _of_brokers(
                 where,
                 f"Broker {one.id} processes messages slowly, because it uses no compiled kernels: "
                 f"{stats.kernels_problem}.",
-                "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for its machine (in a "
-                "checkout: make install), and restart the broker.",
+                "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for its machine "
+                "(in a checkout: make install), and restart the broker.",
             )
         if stats.disk_free_bytes < min_free_bytes or not stats.has_disk_room:
             yield _finding(

@@ -235,9 +235,9 @@ class History:
     async def stats(self) -> dict[str, Any]:
         """This broker now: `broker`, the newest value of each series; `problem`: why it is not ready, or None;
         `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `has_disk_room`;
-        `kernels_problem`: why it has no compiled kernels, or None; `streams` that it leads, by name: high watermark, log start, visible messages, bytes, messages/s, bytes/s. `behind`: how
-        many messages of these streams the other brokers lack, for replicas that are not in sync. `dedupe_short`: as the
-        property.
+        `kernels_problem`: why it has no compiled kernels, or None; `streams` that it leads, by name: high watermark,
+        log start, visible messages, bytes, messages/s, bytes/s. `behind`: how many messages of these streams the other
+        brokers lack, for replicas that are not in sync. `dedupe_short`: as the property.
         """
         series = {name: float(self._broker[at, self._tick % SAMPLES]) for at, name in enumerate(OF_BROKER)}
         led, behind = {}, Counter[BrokerId]()

@@ -1,4 +1,4 @@
-"""What the kernels are compiled of; imports nothing of natslog, so that the build reads it where nothing is installed."""
+"""What the kernels are compiled of; imports nothing of natslog: the build reads it where nothing is installed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Theory of operation. The kernels are compiled when natslog is built (`broker/kernels/build.py`). The library is loaded
 like any other, and contains plain functions, which take the addresses of Python's objects (`METH_FASTCALL`). Python
-itself makes functions of them. A library that is damaged, or was compiled from other sources, is not loaded: all kernels
-run as Python then.
+itself makes functions of them. A library that is damaged, or was compiled from other sources, is not loaded: all
+kernels run as Python then.
 """
 
 from __future__ import annotations

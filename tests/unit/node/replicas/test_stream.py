@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
 import pytest
 
 from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplicas, IsrChange
@@ -18,6 +20,7 @@ from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StreamPaused
 from natslog.log import LogOptions, ReplicaLog, StreamLog
 from natslog.log.segment import read_at
+from natslog.log.stored_ids import StoredIds
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.replicas.log_folder import LogFolder
@@ -72,6 +75,41 @@ def test_the_message_ids_are_read_once_however_often_it_is_asked_to_prepare_to_l
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
         assert stream.is_ready
         assert read == [stream.record.settings.dedupe_window_s]
+        await stream.stop()
+
+    run(tmp_path, story)
+
+
+def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_read, may_return, newest_ids = threading.Event(), threading.Event(), StreamLog.newest_ids
+    given = np.array([[7, 8]], np.uint64)
+
+    def slow(log: StreamLog, window_s: float) -> object:
+        found = newest_ids(log, window_s)
+        has_read.set()
+        assert may_return.wait(20)
+        return found
+
+    async def story(stage: ReplicaStage) -> None:
+        stream = await led(stage)
+        append(stream, b"its id is kept by the leader only")
+        await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
+        stream.usable_log().chain.committed = 1
+        monkeypatch.setattr(StreamLog, "newest_ids", slow)
+        preparing = asyncio.create_task(stream.prepare_to_lead())
+        assert await asyncio.to_thread(has_read.wait, 20)
+        kept = StoredIds(given, np.array([0]), np.array([now_us()])).to_bytes()
+        adopting = asyncio.create_task(stream.adopt_ids(Epoch(2), 1, kept))
+        for _ in range(1000):
+            if len(stream.usable_log().kept_ids.read().offsets):
+                break
+            await asyncio.sleep(0.01)
+        may_return.set()
+        await asyncio.gather(preparing, adopting)
+        await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
+        assert stream._ingest.dedupe.find(given, now_us()).tolist() == [0]
         await stream.stop()
 
     run(tmp_path, story)
