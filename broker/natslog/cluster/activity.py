@@ -11,6 +11,7 @@ identity that the event is about, and its value an `Activity` as JSON. See docs/
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -114,6 +115,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def schema() -> dict[str, Any]:
     """The JSON schema of the value of a message."""
     described = msgspec.json.schema(Activity)
+    for definition in described["$defs"].values():
+        definition["description"] = inspect.cleandoc(definition["description"])  # msgspec before 0.23 does not
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
 
 

@@ -139,7 +139,9 @@ OVERVIEW: Shape = {
             "streams": [NAME],
         }
     ],
-    "broker_stats": [dict.fromkeys(_BROKER_STATS, NUMBER) | {"problem": TEXT, "nats_connections": [NUMBER]}],
+    "broker_stats": [
+        dict.fromkeys(_BROKER_STATS, NUMBER) | {"problem": TEXT, "kernels_problem": TEXT, "nats_connections": [NUMBER]}
+    ],
     "streams": {
         "name": [NAME],
         "group": [NAME],
