@@ -34,8 +34,40 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FOLDER = HERE.parent / "natslog" / "wire" / "libraries"
 DEPENDENCIES = ["numba==0.68.1", "ziglang==0.17.1", "numpy>=1.26"]
-PROCESSORS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-"""By machine: the least processors, as LLVM names them."""
+PROCESSORS = {"x86_64": ("x86-64-v2", ""), "aarch64": ("generic", "+crc")}
+"""By machine: the least processors, as LLVM names them, and what they have beyond it."""
+_CRC = {
+    "x86_64": """
+declare i64 @llvm.x86.sse42.crc32.64.64(i64, i64)
+declare i32 @llvm.x86.sse42.crc32.32.8(i32, i8)
+define i64 @natslog_crc_of_word(i64 %crc, i64 %word) alwaysinline {
+  %new = call i64 @llvm.x86.sse42.crc32.64.64(i64 %crc, i64 %word)
+  ret i64 %new
+}
+define i64 @natslog_crc_of_byte(i64 %crc, i8 %byte) alwaysinline {
+  %short = trunc i64 %crc to i32
+  %made = call i32 @llvm.x86.sse42.crc32.32.8(i32 %short, i8 %byte)
+  %new = zext i32 %made to i64
+  ret i64 %new
+}""",
+    "aarch64": """
+declare i32 @llvm.aarch64.crc32cx(i32, i64)
+declare i32 @llvm.aarch64.crc32cb(i32, i32)
+define i64 @natslog_crc_of_word(i64 %crc, i64 %word) alwaysinline {
+  %short = trunc i64 %crc to i32
+  %made = call i32 @llvm.aarch64.crc32cx(i32 %short, i64 %word)
+  %new = zext i32 %made to i64
+  ret i64 %new
+}
+define i64 @natslog_crc_of_byte(i64 %crc, i8 %byte) alwaysinline {
+  %short = trunc i64 %crc to i32
+  %wide = zext i8 %byte to i32
+  %made = call i32 @llvm.aarch64.crc32cb(i32 %short, i32 %wide)
+  %new = zext i32 %made to i64
+  ret i64 %new
+}""",
+}
+"""CRC32C by instructions of the processor: what `compiling` calls."""
 _STATED = "made_of"
 _NO_OWNER = "define void @NRT_MemInfo_call_dtor(ptr %owner) { unreachable }"
 """Arrays are made of addresses here, so none has an owner that numba would release."""
@@ -96,7 +128,7 @@ def _build_elsewhere(machine: str, folder: Path) -> None:
     """By another process, with what compiles in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="natslog-kernels-") as place:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", place]
-        again = [sys.executable, __file__, "--machine", machine, "--folder", str(folder)]
+        again = [sys.executable, __file__, "--machine", machine, "--folder", str(folder), "--quiet"]
         for command in ([*pip, *DEPENDENCIES], again):
             if subprocess.run(command, env=os.environ | {"PYTHONPATH": place}, check=False).returncode:
                 raise SystemExit(f"natslog: the kernels cannot be compiled: {' '.join(command)} failed")
@@ -127,6 +159,8 @@ def _module() -> tuple[str, dict[str, str]]:
 
     kernels = _import_kernels()
     calls = importlib.import_module("calls")
+    for name in ("natslog_crc_of_word", "natslog_crc_of_byte"):
+        llvm.add_symbol(name, llvm.address_of_symbol("memcpy"))  # never called: numba wants an address
     whole, entries = llvm.parse_assembly(_NO_OWNER), {}
     for kernel in kernels:
         function = calls.around(kernel)
@@ -146,10 +180,13 @@ def _object(text: str, entries: dict[str, str], name: str) -> bytes:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     triple, options = f"{name}-unknown-linux-gnu", {"opt": 3, "reloc": "pic", "codemodel": "default"}
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=PROCESSORS[name], **options)
+    processor, features = PROCESSORS[name]
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=features, **options)
     text = re.sub(r"(?m)^target triple = .*$", f'target triple = "{triple}"', text)
     text = re.sub(r"(?m)^target datalayout = .*$", f'target datalayout = "{machine.target_data}"', text)
     module = llvm.parse_assembly(text)
+    target = f'target triple = "{triple}"\ntarget datalayout = "{machine.target_data}"'
+    module.link_in(llvm.parse_assembly(target + _CRC[name]))
     for one in (*module.functions, *module.global_variables):
         if one.name in entries:
             one.name = entries[one.name]
@@ -180,11 +217,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python broker/kernels/build.py", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--machine", default=platform.machine(), help=" or ".join(sorted(PROCESSORS)))
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--quiet", action="store_true")
     arguments = parser.parse_args()
     if arguments.machine not in PROCESSORS:
         print(f"kernels are not compiled for {arguments.machine}: they run as Python, slowly")
     elif not is_current(arguments.machine, arguments.folder):
-        print("compiling the kernels (one to two minutes)", flush=True)
+        if not arguments.quiet:
+            print("compiling the kernels (one to two minutes)", flush=True)
         build(arguments.machine, arguments.folder)
 
 

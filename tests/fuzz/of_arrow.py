@@ -19,8 +19,10 @@ from natslog.arrow.run_marks import RunMark
 from natslog.errors import CorruptLog, InvalidRequest
 from natslog.ingest.staged_rows import BYTES_PER_ROW, GROUPED_ROWS, RowRules, claimed_bytes, read_rows, regrouped
 from natslog.subjects import cover
+from natslog.wire import small_batches
 from natslog.wire.row_hashes import row_hashes
 from tests.fuzz import edits
+from tests.fuzz.of_imports import signed
 from tests.fuzz.scratch import SCRATCH
 from tests.fuzz.target import target
 from tests.unit.client.test_answers import stored
@@ -150,6 +152,7 @@ def _batches() -> list[bytes]:
     old = [bytes(_encoded(0, None, 1)), bytes(_encoded(2, RunMark("q", 0, 2, 4), 1))]
     return [
         b"".join(map(bytes, (stored(0, 3), stored(3, 1)))),
+        b"".join(bytes(stored(base, 1)) for base in range(5)),
         b"".join(map(bytes, marked)),
         ipc.schema_message() + b"".join(old) + ipc.END_OF_STREAM,
     ]
@@ -170,12 +173,53 @@ def _written() -> list[dict[bytes, BatchHeader]]:
     ]
 
 
+def _one_by_one(data: bytes) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
+    for header, message in ipc.split_messages(data, source="a test"):
+        yield header, ipc.decode_batch(message)
+
+
+def _read(batches: Iterator[tuple[object, pa.RecordBatch]]) -> tuple[list[dict[str, object]], str]:
+    rows: list[dict[str, object]] = []
+    try:
+        for _, batch in batches:
+            rows += batch.to_pylist()
+    except CorruptLog as error:
+        return rows, error.message
+    return rows, ""
+
+
+@target("small-batches", lambda: edits.seeds([bytes(stored(1, 2))]))
+def check_small_batches(script: bytes) -> None:
+    """Small batches with valid CRCs are read as one as they are one by one, if Arrow accepts them; what leads out of a
+    batch is not followed.
+    """
+    changed = signed(edits.edited(script, [bytes(stored(1, 2))]))
+    data = b"".join((bytes(stored(0, 1)), changed, bytes(stored(3, 1)), bytes(stored(4, 1))))
+    with contextlib.suppress(*_UNREADABLE):
+        if BatchMetadata(changed[8:]).codec is not None:
+            return  # Arrow takes the memory that a compressed batch claims
+    try:
+        for _, batch in _one_by_one(data):
+            batch.validate(full=True)
+        is_valid = True
+    except (CorruptLog, pa.ArrowException, OSError, *_UNREADABLE):
+        is_valid = False
+    if is_valid:
+        assert _read(small_batches.rows_of(data, source="a test")) == _read(_one_by_one(data)), "as one, they differ"
+        return
+    with contextlib.suppress(CorruptLog, pa.ArrowException, OSError, *_UNREADABLE):
+        for header, batch in small_batches.rows_of(data, source="a test"):
+            if isinstance(header, small_batches.StoredRows):
+                batch.validate()
+
+
 @target("batches", lambda: edits.seeds(_batches()))
 def check_batches(script: bytes) -> None:
     """Of bytes that were changed, cut, repeated or moved, no batch is accepted that was not written, and no header
-    states what it did not state; all else is CorruptLog.
+    states what it did not state; all else is CorruptLog. Small batches that are read as one have the same rows.
     """
     data = edits.edited(script, _batches())
+    assert _read(small_batches.rows_of(data, source="a test")) == _read(_one_by_one(data)), "as one, they differ"
     written = {message: header for run in _written() for message, header in run.items()}
     for view in (data, memoryview(data)):
         try:

@@ -30,7 +30,7 @@ def _batches() -> list[bytes]:
     return [bytes(one) for one in (marked, packed, ipc.encode_batch(batch, **stated, batch_format=FIRST_FORMAT))]
 
 
-def _signed(data: bytes) -> bytes:
+def signed(data: bytes) -> bytes:
     """The same bytes with CRCs and lengths that hold, as far as they have a batch line."""
     size = 8 + int.from_bytes(data[4:8], "little")
     header = find_batch_line(data[:size])
@@ -57,7 +57,7 @@ def check_imports(script: bytes) -> None:
     """A batch with valid CRCs is refused (InvalidRequest), or its rows are valid, lie within its offsets, and stay so
     with another epoch.
     """
-    data = _signed(edits.edited(script, _batches()))
+    data = signed(edits.edited(script, _batches()))
     try:
         found = checked_batches(data, (">",))
     except InvalidRequest:

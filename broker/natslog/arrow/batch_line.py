@@ -34,7 +34,7 @@ ID_BYTES = 12
 
 _KEEP_GIL = 0  # 20 bytes per nanosecond: acquiring the lock again takes longer
 _CRCS = 1 + len(COLUMNS) + 1
-_BLANK_CRC = b"00000000"
+BLANK_CRC = b"00000000"
 _V1_FORM = (
     b"v1 base_offset=%019d rows=%010d epoch=%019d max_timestamp_us=%019d"
     b" header_bytes=%010d body_bytes=%012d header_crc32c=%08x crc32c=%08x"
@@ -136,6 +136,15 @@ def line_start(header: Bytes) -> int:
     return found.start()
 
 
+def line_spans(header: Bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Where the numbers of a line of format 2 begin and end in a header that has one, and its CRCs."""
+    found = _LINE.search(header)
+    assert found is not None, "the header has a line"
+    assert found[_V2_CRC] is not None, "the line is of format 2"
+    numbers = [found.span(group + 1) for group in range(_V2_NUMBERS.start, _V2_NUMBERS.stop)]
+    return numbers, [found.span(_V2_CRC), found.span(_V2_BODY_CRCS)]
+
+
 def fill_line(
     header: bytearray | memoryview, start: int, described: BatchHeader, parts: Iterable[Iterable[Any]]
 ) -> BatchHeader:
@@ -157,7 +166,7 @@ def fill_line(
     header[start : start + len(line)] = line
     header_crc = crc32c(header)
     end = start + len(line)
-    header[end - _V2_CRC_BYTES : end - _V2_CRC_BYTES + len(_BLANK_CRC)] = b"%08x" % header_crc
+    header[end - _V2_CRC_BYTES : end - _V2_CRC_BYTES + len(BLANK_CRC)] = b"%08x" % header_crc
     return replace(described, crcs=(header_crc, *body_crcs))
 
 
@@ -212,6 +221,6 @@ def proven_header(window: Bytes) -> BatchHeader | None:
 def _blank_crc(window: Bytes, found: re.Match[bytes], header_bytes: int) -> int:
     view, at, crc = memoryview(window), 0, 0
     for group in _V1_CRCS if found[_V2_CRC] is None else (_V2_CRC,):
-        crc = crc32c(_BLANK_CRC, crc32c(view[at : found.start(group)], crc))
+        crc = crc32c(BLANK_CRC, crc32c(view[at : found.start(group)], crc))
         at = found.end(group)
     return int(crc32c(view[at:header_bytes], crc))

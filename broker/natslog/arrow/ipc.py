@@ -156,32 +156,36 @@ def split_messages(stream: Bytes, *, source: str) -> Iterator[tuple[BatchHeader,
     Raises:
         CorruptLog: a message is cut short, or its CRC does not hold.
     """
-    view = memoryview(stream)
-    position = 0
-    while position + 8 <= len(view):
-        length = int.from_bytes(view[position + 4 : position + 8], "little")
-        if length == 0:
-            return
-        window = view[position : position + MAX_HEADER_BYTES]
-        header = proven_header(window)
-        if header is None:
-            if position == 0 and _is_schema(view):
-                position = 8 + length
-                continue
-            raise CorruptLog(f"{source}: the batch at byte {position} has a damaged header", position=position)
-        message = view[position : position + header.total_bytes]
-        if len(message) < header.total_bytes or not body_holds(header, message):
-            raise CorruptLog(
-                f"{source}: the batch at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
-                "wrong CRC32C",
-                position=position,
-                start=header.base_offset,
-                end=header.end_offset,
-            )
+    view, position = memoryview(stream), 0
+    while (found := message_at(view, position, source=source)) is not None:
+        header, message, position = found
         yield header, message
-        position += header.total_bytes
-    if position != len(view):
+
+
+def message_at(view: memoryview, position: int, *, source: str) -> tuple[BatchHeader, memoryview, int] | None:
+    """The batch of `split_messages` that begins there, and where the next one does; None: there is no other one."""
+    length = int.from_bytes(view[position + 4 : position + 8], "little")
+    if position == 0 and length and _is_schema(view):
+        position += 8 + length
+        length = int.from_bytes(view[position + 4 : position + 8], "little")
+    if position == len(view) or (length == 0 and position + 8 <= len(view)):
+        return None
+    if position + 8 > len(view):
         raise CorruptLog(f"{source}: the {len(view) - position} bytes after the last batch are not a message")
+    header = proven_header(view[position : position + MAX_HEADER_BYTES])
+    if header is None:
+        raise CorruptLog(f"{source}: the batch at byte {position} has a damaged header", position=position)
+    end = position + header.total_bytes
+    message = view[position:end]
+    if len(message) < header.total_bytes or not body_holds(header, message):
+        raise CorruptLog(
+            f"{source}: the batch at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
+            "wrong CRC32C",
+            position=position,
+            start=header.base_offset,
+            end=header.end_offset,
+        )
+    return header, message, end
 
 
 def _is_schema(view: memoryview) -> bool:

@@ -30,11 +30,12 @@ from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, OWNER, broker_of
 from natslog.http.part import QUICK_BYTES, Part, Sendable
-from natslog.log import ReadPlan
+from natslog.log import FileRange, ReadPlan
 from natslog.log.removed import AllBut
 from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
+from natslog.wire.small_batches import StoredHeader
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
@@ -258,9 +259,13 @@ def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> P
 
 
 def _rewrites(plan: ReadPlan, asked: Question, *, projects: bool) -> bool:
+    changes = asked.changes_rows and not projects
+    return changes or (_may_change(asked, projects=projects) and _is_crumbly(plan))
+
+
+def _may_change(asked: Question, *, projects: bool) -> bool:
     """An answer in several parts that are whole has no rewritten ones among them."""
-    may_change = asked.exact or asked.max_bytes is not None or projects
-    return (asked.changes_rows and not projects) or (may_change and _is_crumbly(plan))
+    return asked.exact or asked.max_bytes is not None or projects
 
 
 def _plan(stream: HostedStream, asked: Question, start: int, end: int | None, *, projects: bool = False) -> ReadPlan:
@@ -272,6 +277,8 @@ def _plan(stream: HostedStream, asked: Question, start: int, end: int | None, *,
         limit_bytes = min(limit_bytes, usual_bytes)
     plan = stream.usable_log().reader.plan_read(start, end, max_bytes=limit_bytes, hidden=asked.view)
     try:
+        if not changes and _may_change(asked, projects=projects):
+            _limit_to_alike(plan)
         if asked.max_bytes is not None and not changes and not _is_crumbly(plan):
             plan.limit_unpacked(asked.max_bytes)
     except BaseException:
@@ -294,10 +301,18 @@ def _close_plan(planning: asyncio.Future[ReadPlan]) -> None:
         planning.result().close()
 
 
-def _is_crumbly(plan: ReadPlan) -> bool:
-    """Many tiny commits, as at the tail of a slow stream: sending them as one batch is cheaper for all sides."""
-    small = plan.length < min(plan.batches * _TINY_BATCH_BYTES, _REWRITTEN_PART_BYTES)
-    return plan.batches > _MANY_BATCHES and small
+def _is_crumbly(stored: ReadPlan | FileRange) -> bool:
+    """Many tiny commits, as single publishes leave them: sending them as one batch is cheaper for all sides."""
+    return stored.batches > _MANY_BATCHES and stored.length < stored.batches * _TINY_BATCH_BYTES
+
+
+def _limit_to_alike(plan: ReadPlan) -> None:
+    """Ends the plan where tiny commits begin, or end, and where there are too many to be rewritten at once."""
+    crumbly = [_is_crumbly(piece) for piece in plan.ranges]
+    if True in crumbly and False in crumbly:
+        plan.end_before(crumbly.index(not crumbly[0]))
+    if _is_crumbly(plan):
+        plan.limit_stored(_REWRITTEN_PART_BYTES)
 
 
 def _cut(plan: ReadPlan, asked: Question) -> tuple[bytes | memoryview, bytes | memoryview]:
@@ -330,7 +345,7 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     pieces: list[bytes | memoryview] = []
     few: list[pa.RecordBatch] = []
     for message, batch in stored:  # batches that are whole and large are sent as they are stored
-        if len(message) < _TINY_BATCH_BYTES or not _is_all_asked(batch, plan, asked):
+        if message is None or not _is_all_asked(batch, plan, asked):
             few.append(batch)
         else:
             pieces += [_made_anew(few, plan, asked), message]
@@ -364,14 +379,15 @@ def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -
     return _messages_of(batches, asked) if batches else memoryview(b"")
 
 
-def _decoded(plan: ReadPlan, max_bytes: int) -> list[tuple[bytes, pa.RecordBatch]]:
-    """The plan's batches, encoded and decoded, as many as take `max_bytes` decompressed, but one; the plan then ends
-    with them. Their rows count as taken from it.
+def _decoded(plan: ReadPlan, max_bytes: int) -> list[tuple[memoryview | None, pa.RecordBatch]]:
+    """The plan's batches, decoded and, where they are large, encoded; as many as take `max_bytes` decompressed, but
+    one; the plan then ends with them. Their rows count as taken from it.
     """
-    found: list[tuple[ipc.BatchHeader, bytes, pa.RecordBatch]] = []
+    found: list[tuple[StoredHeader, memoryview | None, pa.RecordBatch]] = []
     size_bytes = 0
-    for header, message in plan.proven_messages():
-        batch = ipc.decode_batch(message)
+    for header, stored in plan.batches_and_rows():
+        message = None if isinstance(stored, pa.RecordBatch) or len(stored) < _TINY_BATCH_BYTES else stored
+        batch = stored if isinstance(stored, pa.RecordBatch) else ipc.decode_batch(stored)
         if found and size_bytes + batch.nbytes > max_bytes:
             plan.next_offset = header.base_offset
             break

@@ -228,8 +228,7 @@ def _letters(log: StreamLog, offsets: Sequence[int], allowed: Patterns | None) -
                 return found, at
             with log.reader.plan_read(at, end, max_bytes=_STEP_BYTES) as plan:
                 read_bytes += plan.length
-                for header, message in plan.walked_messages():
-                    batch = ipc.decode_batch(message)
+                for header, batch in plan.rows():
                     rows = ipc.rows_within(header, batch, plan.start, plan.next_offset)
                     batch = batch.slice(rows.start, rows.stop - rows.start)
                     for letter in _letters_in(batch.filter(pc.is_in(batch.column("offset"), wanted)), allowed):

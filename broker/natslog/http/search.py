@@ -196,8 +196,7 @@ class _Page:
     def _take(self, plan: ReadPlan) -> int:
         """The messages of the plan that match, as far as there is room and time; the offset where to go on."""
         self._bytes_searched += plan.length
-        for header, message in plan.walked_messages():
-            batch = ipc.decode_batch(message)
+        for header, batch in plan.rows():
             rows = ipc.rows_within(header, batch, plan.start, plan.next_offset)
             for stored in _slices(batch.slice(rows.start, rows.stop - rows.start)):
                 if self._rows_searched and self._is_late:  # at least one slice, or a search would not go on

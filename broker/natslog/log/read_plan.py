@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
@@ -19,6 +22,9 @@ from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import damage, read_at, read_batch
+from natslog.wire.small_batches import StoredHeader, batches_of, rows_of
+
+Found = TypeVar("Found")
 
 _MOST_HEADER_BYTES = 256 * 1024
 """Of the new headers of one plan with some of the columns."""
@@ -130,6 +136,22 @@ class ReadPlan:
                     self._end_before(number, at)
                     return
 
+    def limit_stored(self, max_bytes: int) -> None:
+        """Ends the plan before the batch with which it takes more than this as it is stored, but not before its second
+        batch.
+        """
+        left_bytes = max_bytes
+        for number, piece in enumerate(self.ranges):
+            if piece.length > left_bytes:
+                at = bisect_right(piece.index.positions, piece.position + left_bytes, piece.first, piece.last) - 1
+                self._end_before(number, max(at, piece.first + (number == 0)))
+                return
+            left_bytes -= piece.length
+
+    def end_before(self, number: int) -> None:
+        """Ends the plan before this range, which is not the first one."""
+        self._end_before(number, self.ranges[number].first)
+
     def _end_before(self, number: int, at: int) -> None:
         piece = self.ranges[number]
         self.next_offset = piece.index.base_offsets[at]
@@ -204,9 +226,26 @@ class ReadPlan:
         Raises:
             CorruptLog: one is not what was written.
         """
+        yield from self._read(ipc.split_messages)
+
+    def rows(self) -> Iterator[tuple[StoredHeader, pa.RecordBatch]]:
+        """All rows, of many small batches as one; each with what its batches state. Outer batches may go beyond the
+        plan (`ipc.rows_within`).
+
+        Raises:
+            CorruptLog: a batch is not what was written.
+        """
+        yield from self._read(rows_of)
+
+    def batches_and_rows(self) -> Iterator[tuple[StoredHeader, memoryview | pa.RecordBatch]]:
+        """As `rows`; large batches are encoded."""
+        yield from self._read(batches_of)
+
+    def _read(self, split: Callable[..., Iterator[Found]]) -> Iterator[Found]:
+        """A range of a file at a time."""
         for piece in self.ranges:
             try:
-                yield from ipc.split_messages(read_at(piece.fd, piece.position, piece.length), source=str(piece.path))
+                yield from split(read_at(piece.fd, piece.position, piece.length), source=str(piece.path))
             except CorruptLog as error:
                 raise piece.damage_at(error.facts.get("position", 0)) from error
 

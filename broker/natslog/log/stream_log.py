@@ -863,8 +863,7 @@ class StreamLog:
         """
         while start < end:
             with self.reader.plan_read(start, end, max_bytes=_READ_AT_ONCE_BYTES) as plan:
-                for header, message in plan.walked_messages():
-                    batch = ipc.decode_batch(message)
+                for header, batch in plan.rows():
                     rows = ipc.rows_within(header, batch, start, min(end, plan.next_offset))
                     if rows.start < rows.stop:
                         yield batch[rows]
@@ -877,8 +876,7 @@ class StreamLog:
             with self.reader.plan_read(
                 start, end, max_bytes=_READ_AT_ONCE_BYTES, prove=prove, uncommitted=True
             ) as plan:
-                for header, message in plan.walked_messages():
-                    batch = ipc.decode_batch(message)
+                for header, batch in plan.rows():
                     rows = ipc.rows_within(header, batch, start, end)
                     if rows.start < rows.stop:
                         yield header.epoch, batch[rows]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+from crc32c import crc32c
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,3 +29,18 @@ def copy_bytes(source: Any, start: Any, length: Any, target: Any, at: Any) -> No
 
 def move_bytes(buffer: Any, start: Any, length: Any, by: Any) -> None:
     buffer[start + by : start + by + length] = buffer[start : start + length].copy()
+
+
+def long_at(buffer: Any, at: Any) -> int:
+    """The 64-bit integer there, little-endian, aligned or not."""
+    return int.from_bytes(buffer[at : at + 8].tobytes(), "little", signed=True)
+
+
+def offset_at(buffer: Any, at: Any) -> int:
+    """The same, of 32 bits."""
+    return int.from_bytes(buffer[at : at + 4].tobytes(), "little", signed=True)
+
+
+def crc_of(buffer: Any, start: Any, end: Any, crc: Any) -> int:
+    """The CRC32C of the bytes, which continues `crc`."""
+    return int(crc32c(buffer[start:end], int(crc)))

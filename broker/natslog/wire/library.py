@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ FILE_VARIABLE = "NATSLOG_KERNELS_FILE"
 """Names the file to load; empty: none is loaded."""
 
 FOLDER = Path(__file__).parent / "libraries"
-_NEEDED = {"x86_64": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"])}
-"""By machine: the flags of a processor that the library needs (of x86-64-v2)."""
+_NEEDED = {
+    "x86_64": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"]),
+    "aarch64": frozenset(["crc32"]),
+}
+"""By machine: the flags of a processor that the library needs (of x86-64-v2; of ARMv8.1)."""
+_FLAGS = ("flags", "features")  # of x86_64, of aarch64
 _OBJECT_HEADER_BYTES = 16  # of every Python object, before an array's fields; not in special builds of Python
 _METH_FASTCALL = 0x80
 _DIGEST_BYTES = 32
@@ -50,30 +55,35 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._functions = ctypes.CDLL(str(path))
-        self._methods: list[_MethodDef] = []
 
     def function(self, symbol: str) -> Callable[..., Any] | None:
-        """A function of Python. It and this object exist until the process ends. None: there is none of that name."""
+        """A function of Python. None: there is none of that name."""
         try:
             address = ctypes.cast(self._functions[symbol], ctypes.c_void_p).value
         except AttributeError:
             return None
         method = _MethodDef(symbol.encode(), address, _METH_FASTCALL, None)
-        self._methods.append(method)
+        _METHODS.append(method)  # a function refers to it without owning it
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
         made: Callable[..., Any] = make(ctypes.addressof(method), np.ndarray, None)
         return made
 
 
+_METHODS: list[_MethodDef] = []
+_LOADING = threading.Lock()
+
+
 def library() -> Library | None:
     """The library of this installation; None where there is none for this machine (`reason`)."""
-    return _loaded()[0]
+    with _LOADING:
+        return _loaded()[0]
 
 
 def reason() -> str | None:
     """Why there is none."""
-    return _loaded()[1]
+    with _LOADING:
+        return _loaded()[1]
 
 
 @functools.cache
@@ -122,4 +132,4 @@ def _flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return set()
-    return set(next((line for line in lines if line.startswith("flags")), "").partition(":")[2].split())
+    return set(next((line for line in lines if line.lower().startswith(_FLAGS)), "").partition(":")[2].split())

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from natslog.wire import library, newest_layout
 from natslog.wire.layout import FRAME_COLUMNS
+from natslog.wire.stored_layout import BATCH_COLUMNS
 
 
 class Array(NamedTuple):
@@ -152,7 +153,7 @@ _kernels, _acks = "natslog.wire.kernels", "natslog.wire.kernels_acks"
 _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
-_direct = "natslog.wire.kernels_direct"
+_direct, _stored = "natslog.wire.kernels_direct", "natslog.wire.kernels_stored"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, FRAMES.out, Array("int64", 2).out, results=4)
 survey = Kernel(_kernels, "survey", BYTES, FRAMES, results=7)
@@ -233,6 +234,16 @@ direct_answers = Kernel(
 answer_frames = Kernel(
     _direct, "answer_frames", OFFSETS, BYTES, LONGS, PLACES, BYTES, INTEGER, BYTES, BYTES, BYTES.out, results=1
 )
+_BATCHES, _SPANS = Array("int64", BATCH_COLUMNS), Array("int64", 2)
+survey_batches = Kernel(
+    _stored, "survey_batches", BYTES, INTEGER, INTEGER, BYTES, _SPANS, _SPANS, LONGS, BYTES, INTEGER, INTEGER,
+    _BATCHES.out, LONGS.out, results=2,
+)  # fmt: skip
+gather_batches = Kernel(
+    _stored, "gather_batches", BYTES, _BATCHES, INTEGER, LONGS, LONGS.out, LONGS.out, OFFSETS.out, BYTES.out, BYTES.out,
+    OFFSETS.out, BYTES.out, BYTES.out, OFFSETS.out, OFFSETS.out, BYTES.out, BYTES.out, OFFSETS.out, BYTES.out,
+    OFFSETS.out, BYTES.out,
+)  # fmt: skip
 
 _WORDS_OF_A_LINE = (6, 2)
 

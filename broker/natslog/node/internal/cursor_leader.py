@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from natslog.arrow import ipc
 from natslog.cluster.commands import PurgeStream
 from natslog.cluster.cursor_table import ROW_SUBJECT, STREAM, Change, Changes, CursorRow, CursorTable
 from natslog.cluster.cursor_table import Row as TableRow
@@ -263,8 +262,7 @@ def table_of(log: StreamLog, end: int) -> CursorTable:
     start = log.first_readable_offset
     while start < end:
         with log.reader.plan_read(start, max_bytes=_PLAN_BYTES, uncommitted=True) as plan:
-            for _, message in plan.proven_messages():
-                batch = ipc.decode_batch(message)
+            for _, batch in plan.rows():
                 columns = [batch.column(name).to_pylist() for name in ("offset", "key", "value")]
                 table.adopt(
                     (key.decode(), decoder.decode(value))

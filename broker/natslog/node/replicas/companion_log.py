@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from natslog.arrow import ipc
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.log import StreamLog
@@ -48,8 +47,7 @@ def read_records(log: StreamLog, start: int, end: int, *, uncommitted: bool = Fa
     """
     with log.reader.plan_read(start, end, max_bytes=_READ_BYTES, uncommitted=uncommitted) as plan:
         found: list[Delivered] = []
-        for message in plan.messages():
-            batch = ipc.decode_batch(message)
+        for _, batch in plan.rows():
             rows = zip(*(batch.column(name).to_pylist() for name in ("offset", "subject", "value")), strict=True)
             found += [(offset, kind, value) for offset, kind, value in rows if start <= offset < plan.next_offset]
         return found, plan.next_offset

@@ -1,0 +1,16 @@
+"""Where the kernels of `kernels_stored` have what in their arrays."""
+
+from __future__ import annotations
+
+BASE, END, ROWS, EPOCH, NEWEST, IDS_BYTES, HEADER_BYTES, BODY_BYTES = range(8)
+"""Numbers of a batch line, in the order in which they stand there."""
+POSITION = 8
+BATCH_COLUMNS = 9
+
+BODY_LENGTH, ROW_COUNT, NODES, BUFFERS, CRCS = range(5)
+"""Places in a header of a batch, in bytes: numbers of Arrow's metadata, and the CRCs of the batch line."""
+
+ALL_ROWS, SUBJECT_BYTES, KEY_BYTES, PAIRS, NAME_BYTES, TEXT_BYTES, VALUE_BYTES = range(7)
+KEY_NULLS, HEADER_NULLS, TEXT_NULLS = 7, 8, 9
+"""Sums over several batches."""
+SUMS = 10
