@@ -7,9 +7,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from natslog.errors import CorruptLog
+from natslog.wire.stored_layout import BASE, BODY_BYTES, END, HEADER_BYTES, NEWEST, POSITION, ROWS
 
 _VERSIONS = {b"v1": 1, b"v2": 2}
 
@@ -69,6 +72,15 @@ class BatchIndex:
         self.positions.append(entry.position)
         self.lengths.append(entry.length)
         self.max_timestamps_us.append(entry.max_timestamp_us)
+
+    def extend(self, batches: npt.NDArray[np.int64], position: int) -> None:
+        """Appends the batches of a small run (`wire.small_batches`). `position`: of its first byte in the file."""
+        self.base_offsets.frombytes(batches[:, BASE].tobytes())
+        self.end_offsets.frombytes(batches[:, END].tobytes())
+        self.rows.frombytes(batches[:, ROWS].tobytes())
+        self.positions.frombytes((batches[:, POSITION] + position).tobytes())
+        self.lengths.frombytes((batches[:, HEADER_BYTES] + batches[:, BODY_BYTES]).tobytes())
+        self.max_timestamps_us.frombytes(batches[:, NEWEST].tobytes())
 
     def first(self, count: int) -> BatchIndex:
         """A new index of the first `count` batches."""

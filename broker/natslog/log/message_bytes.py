@@ -25,12 +25,14 @@ import pyarrow.compute as pc
 from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.row_buffers import offsets_of
-from natslog.log.batch_index import BatchEntry
+from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.extent import overlapping
 from natslog.log.removed import RemovedOffsets
 from natslog.log.segment import damage, read_at, read_batch
+from natslog.log.small_runs import SmallRuns
 from natslog.model import StreamSettings
+from natslog.wire.stored_layout import ROWS
 
 _BLOCK_BYTES = len("NATS/1.0\r\n") + len("\r\n")
 _LINE_BYTES = len(": ") + len("\r\n")
@@ -181,8 +183,7 @@ class MessageBytes:
         if len(sizes.sums) <= count:
             fd = self._chain.open(segment)
             try:
-                for at in range(len(sizes.sums) - 1, count):
-                    sizes.sums.append(sizes.sums[-1] + _size_of_batch(fd, index[at], segment.path, self._rule))
+                _add_sizes(sizes.sums, fd, index, count, segment.path, self._rule)
             finally:
                 os.close(fd)
         return index.first_covering(low), bisect_left(index.base_offsets, high, 0, count) - 1
@@ -224,6 +225,21 @@ class MessageBytes:
         offsets = batch.column("offset").to_numpy()
         marks = (offsets >= low) & (offsets < high) & ~self._removed.marks(offsets)
         return offsets[marks], sizes_of(batch, self._rule)[marks]
+
+
+def _add_sizes(sums: array[int], fd: int, index: BatchIndex, count: int, path: Path, rule: SizeRule) -> None:
+    """Of further batches, up to `count`; of many small ones together. Raises CorruptLog."""
+    small_runs = SmallRuns(fd, index.positions[count - 1] + index.lengths[count - 1])
+    while (at := len(sums) - 1) < count:
+        entry = index[at]
+        if (run := small_runs.at(entry.position)) is not None:
+            ends = np.cumsum(run.batches[:, ROWS])
+            sums.frombytes((sums[-1] + np.cumsum(sizes_of(run.rows(), rule))[ends - 1]).tobytes())
+            continue
+        sums.append(sums[-1] + _size_of_batch(fd, entry, path, rule))
+        window = read_at(fd, entry.position, min(entry.length, ipc.MAX_HEADER_BYTES))
+        if (header := ipc.proven_header(window)) is not None:
+            small_runs.note(header, window)
 
 
 def _size_of_batch(fd: int, entry: BatchEntry, path: Path, rule: SizeRule) -> int:

@@ -22,7 +22,8 @@ from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import damage, read_at, read_batch
-from natslog.wire.small_batches import StoredHeader, batches_of, rows_of
+from natslog.log.small_runs import SmallRuns
+from natslog.wire.small_batches import SmallRun, StoredHeader, batches_of, rows_of
 
 Found = TypeVar("Found")
 
@@ -277,32 +278,43 @@ class ReadPlan:
                 pieces += [FilePiece(piece.fd, piece.path, body + start, end - start) for start, end in made.body]
         return pieces
 
-    def headed_messages(self) -> Iterator[tuple[ipc.BatchHeader, bytes]]:
-        """Those encoded batches that hold message headers or packed ids, read and proven; of the others only their
-        metadata is read.
+    def headed_rows(self) -> Iterator[tuple[StoredHeader, pa.RecordBatch, ipc.PackedIds | None]]:
+        """The rows of batches that hold message headers or packed ids, and these ids, read and proven; of other large
+        batches only their metadata is read.
 
         Raises:
             CorruptLog: one is not what was written.
         """
-        for piece, position, window, header in self._walked():
+        for found in self._walked():
+            if isinstance(found, SmallRun):
+                if found.has_headers or found.has_ids:
+                    yield found.stated, found.rows(), found.packed_ids()
+                continue
+            piece, position, window, header = found
             if header.ids_bytes or stores_headers(window):
                 entry = BatchEntry(header.base_offset, header.end_offset, header.rows, position, header.total_bytes, 0)
-                yield header, read_batch(piece.fd, entry, piece.path)
+                message = read_batch(piece.fd, entry, piece.path)
+                yield header, ipc.decode_batch(message), ipc.packed_ids_of(header, message)
 
-    def headers(self) -> Iterator[ipc.BatchHeader]:
-        """The header of each batch; bodies are not read.
+    def headers(self) -> Iterator[StoredHeader]:
+        """The header of each batch, of many small ones together; bodies of large ones are not read.
 
         Raises:
             CorruptLog: one is not what was written.
         """
-        for _, _, _, header in self._walked():
-            yield header
+        for found in self._walked():
+            yield found.stated if isinstance(found, SmallRun) else found[3]
 
-    def _walked(self) -> Iterator[tuple[FileRange, int, bytes, ipc.BatchHeader]]:
-        """Each batch's file, position, first bytes and proven header."""
+    def _walked(self) -> Iterator[tuple[FileRange, int, bytes, ipc.BatchHeader] | SmallRun]:
+        """Each batch's file, position, first bytes and proven header; many small ones together."""
         for piece in self.ranges:
             position, end = piece.position, piece.position + piece.length
+            small_runs = SmallRuns(piece.fd, end)
             while position < end:
+                if (run := small_runs.at(position)) is not None:
+                    yield run
+                    position += run.end
+                    continue
                 entry = BatchEntry(piece.start, piece.end, 0, position, end - position, 0)
                 try:
                     window = read_at(piece.fd, position, min(ipc.MAX_HEADER_BYTES, end - position))
@@ -311,6 +323,7 @@ class ReadPlan:
                 header = ipc.proven_header(window)
                 if header is None:
                     raise damage(piece.path, entry, "has a damaged header")
+                small_runs.note(header, window)
                 yield piece, position, window, header
                 position += header.total_bytes
 

@@ -27,6 +27,8 @@ from natslog.arrow import ipc
 from natslog.arrow.batch_line import CONTINUATION
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import read_at
+from natslog.log.small_runs import SmallRuns
+from natslog.wire.stored_layout import BASE
 
 BLOCK_BYTES = 4096
 _WINDOW_BYTES = 4 * 1024 * 1024
@@ -104,9 +106,13 @@ class _Scanner:
         self.several_bytes = several_bytes
         self.size_bytes = os.fstat(fd).st_size
         self.scan = Scan()
+        self.small_runs = SmallRuns(fd, self.size_bytes)
 
     def run(self, position: int, offset: int) -> Scan:
         while position < self.size_bytes and not self._reaches_next(offset):
+            if (run := self._small_batches_at(position, offset)) is not None:
+                position, offset = run
+                continue
             header = self._whole_batch_at(position, offset)
             if header is not None:
                 self._keep(position, header)
@@ -127,6 +133,17 @@ class _Scanner:
         if self._reaches_next(offset):
             self._compare_with_next(position, offset)
         return self.scan
+
+    def _small_batches_at(self, position: int, offset: int) -> tuple[int, int] | None:
+        """Keeps the small batches that begin there; returns where the next batch does, in the file and in the log."""
+        run = self.small_runs.at(position)
+        if run is None or run.batches[0, BASE] != offset:
+            return None
+        found = run.batches
+        if self.next_base_offset is not None:
+            found = found[found[:, BASE] < self.next_base_offset]
+        self.scan.index.extend(found, position)
+        return self.scan.index.positions[-1] + self.scan.index.lengths[-1], self.scan.index.end_offsets[-1]
 
     def _reaches_next(self, offset: int) -> bool:
         return self.next_base_offset is not None and offset >= self.next_base_offset
@@ -149,9 +166,11 @@ class _Scanner:
         self.scan.index.append(entry)
 
     def _whole_batch_at(self, position: int, offset: int) -> ipc.BatchHeader | None:
-        header = ipc.proven_header(read_at(self.fd, position, ipc.MAX_HEADER_BYTES))
+        window = read_at(self.fd, position, ipc.MAX_HEADER_BYTES)
+        header = ipc.proven_header(window)
         if header is None or header.base_offset != offset or position + header.total_bytes > self.size_bytes:
             return None
+        self.small_runs.note(header, window)
         return header if ipc.body_holds(header, read_at(self.fd, position, header.total_bytes)) else None
 
     def _is_end_of_stream(self, position: int) -> bool:

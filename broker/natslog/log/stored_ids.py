@@ -29,10 +29,11 @@ from natslog.log.checked_file import read_record, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
 from natslog.wire import own_ids
 from natslog.wire.message_ids import MAX_IDS, Ids, ids_of_headers
+from natslog.wire.small_batches import StoredHeader
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
 _GROUP_BATCHES, _GROUP_BYTES = 4096, 16 * 1024 * 1024
-_Proven: TypeAlias = tuple[ipc.BatchHeader, bytes]
+_Headed: TypeAlias = tuple[StoredHeader, pa.RecordBatch, ipc.PackedIds | None]
 _RECORD = np.dtype([("id", "<u8", 2), ("offset", "<i8"), ("time_us", "<i8")])
 
 
@@ -199,7 +200,7 @@ def ids_in(chain: SegmentChain, reader: LogReader, start: int, end: int) -> tupl
     while start < end:
         try:
             with reader.plan_read(start, end, max_bytes=_PLAN_BYTES, prove=False, uncommitted=True) as plan:
-                parts += (_ids_of(some) for some in _in_groups(plan.headed_messages()))
+                parts += (_ids_of(some) for some in _in_groups(plan.headed_rows()))
                 start = plan.next_offset
         except OffsetOutOfRange:  # retention was faster
             start = max(start + 1, chain.log_start_offset)
@@ -213,13 +214,13 @@ def as_damage(error: CorruptLog | OSError) -> CorruptLog:
     return error if isinstance(error, CorruptLog) else CorruptLog(f"the log cannot be read: {error}")
 
 
-def _in_groups(messages: Iterator[_Proven]) -> Iterator[list[_Proven]]:
+def _in_groups(batches: Iterator[_Headed]) -> Iterator[list[_Headed]]:
     """Batches of a row are as many as the rows: their ids are computed together."""
-    group: list[_Proven] = []
+    group: list[_Headed] = []
     size_bytes = 0
-    for header, message in messages:
-        group.append((header, message))
-        size_bytes += len(message)
+    for found in batches:
+        group.append(found)
+        size_bytes += found[1].nbytes
         if len(group) == _GROUP_BATCHES or size_bytes >= _GROUP_BYTES:
             yield group
             group, size_bytes = [], 0
@@ -227,11 +228,10 @@ def _in_groups(messages: Iterator[_Proven]) -> Iterator[list[_Proven]]:
         yield group
 
 
-def _ids_of(messages: Sequence[_Proven]) -> StoredIds:
+def _ids_of(batches: Sequence[_Headed]) -> StoredIds:
     """Of the rows of these batches that have one, wherever they have it."""
-    batches = [ipc.decode_batch(one).select(["offset", "timestamp", "headers"]) for _, one in messages]
-    rows = pa.Table.from_batches(batches)
-    hashes = own_ids.hashed(np.concatenate([_packed_ids_of(*one) for one in messages]))
+    rows = pa.Table.from_batches([one.select(["offset", "timestamp", "headers"]) for _, one, _ in batches])
+    hashes = own_ids.hashed(np.concatenate([_ids_or_zeros(one, ids) for _, one, ids in batches]))
     ids = ids_of_headers(rows.column("headers").combine_chunks())
     if ids is not None:
         hashes = np.where(hashes.any(axis=1, keepdims=True), hashes, ids)
@@ -240,10 +240,8 @@ def _ids_of(messages: Sequence[_Proven]) -> StoredIds:
     return StoredIds(hashes[found], rows.column("offset").to_numpy()[found], times_us[found])
 
 
-def _packed_ids_of(header: ipc.BatchHeader, message: bytes) -> ipc.PackedIds:
-    """Zeros where there is none."""
-    packed = ipc.packed_ids_of(header, message)
-    return np.zeros((header.rows, ipc.ID_BYTES), np.uint8) if packed is None else packed
+def _ids_or_zeros(rows: pa.RecordBatch, packed_ids: ipc.PackedIds | None) -> ipc.PackedIds:
+    return np.zeros((rows.num_rows, ipc.ID_BYTES), np.uint8) if packed_ids is None else packed_ids
 
 
 def _behind(start: int, error: CorruptLog, chain: SegmentChain) -> int:

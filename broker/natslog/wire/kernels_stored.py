@@ -293,7 +293,6 @@ def _copy_validity(
 def gather_batches(
     buffer: Any,
     batches: Any,
-    count: int,
     places: Any,
     offsets: Any,
     times: Any,
@@ -319,7 +318,7 @@ def gather_batches(
             validity, zeros; empty where there is no null. `*_data`: bytes.
     """
     row, pair = 0, 0
-    for which in range(count):
+    for which in range(batches.shape[0]):
         position, rows, header_bytes = batches[which, POSITION], batches[which, ROWS], batches[which, HEADER_BYTES]
         nodes, buffers, body = position + places[NODES], position + places[BUFFERS], position + header_bytes
         pairs = _node(buffer, nodes, _PAIRS)
@@ -343,3 +342,16 @@ def gather_batches(
             if text_bits.shape[0] > 0:
                 _copy_validity(buffer, nodes, buffers, body, _TEXT, _TEXTS, pairs, text_bits, pair)
         row, pair = row + rows, pair + pairs
+
+
+@compiled
+def gather_ids(buffer: Any, batches: Any, ids: Any) -> None:
+    """Gathers packed message ids of batches that `survey_batches` has found. `ids`: (rows, 12), zeros."""
+    row = 0
+    for which in range(batches.shape[0]):
+        rows, size = batches[which, ROWS], batches[which, IDS_BYTES]
+        padded = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+        start = batches[which, POSITION] + batches[which, HEADER_BYTES] + batches[which, BODY_BYTES] - padded
+        for at in range(size):
+            ids[row + at // _ID_BYTES, at % _ID_BYTES] = buffer[start + at]
+        row += rows

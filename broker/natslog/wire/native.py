@@ -240,10 +240,11 @@ survey_batches = Kernel(
     _BATCHES.out, LONGS.out, results=2,
 )  # fmt: skip
 gather_batches = Kernel(
-    _stored, "gather_batches", BYTES, _BATCHES, INTEGER, LONGS, LONGS.out, LONGS.out, OFFSETS.out, BYTES.out, BYTES.out,
+    _stored, "gather_batches", BYTES, _BATCHES, LONGS, LONGS.out, LONGS.out, OFFSETS.out, BYTES.out, BYTES.out,
     OFFSETS.out, BYTES.out, BYTES.out, OFFSETS.out, OFFSETS.out, BYTES.out, BYTES.out, OFFSETS.out, BYTES.out,
     OFFSETS.out, BYTES.out,
 )  # fmt: skip
+gather_ids = Kernel(_stored, "gather_ids", BYTES, _BATCHES, PACKED.out)
 
 _WORDS_OF_A_LINE = (6, 2)
 

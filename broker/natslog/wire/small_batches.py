@@ -31,6 +31,7 @@ from natslog.wire.stored_layout import (
     END,
     EPOCH,
     HEADER_NULLS,
+    IDS_BYTES,
     KEY_BYTES,
     KEY_NULLS,
     NAME_BYTES,
@@ -63,6 +64,7 @@ class StoredRows:
     rows: int
     epoch: int
     max_timestamp_us: int
+    run: None = None
 
     @property
     def has_gaps(self) -> bool:
@@ -111,6 +113,45 @@ _forms: tuple[_Form, ...] = ()
 _BLANK = np.frombuffer(BLANK_CRC, np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class SmallRun:
+    """Small batches that follow one another, proven.
+
+    Attributes:
+        batches: (batches, `stored_layout.BATCH_COLUMNS`): what they state, and where they begin in `data`.
+    """
+
+    data: npt.NDArray[np.uint8]
+    batches: Longs
+    sums: list[int]
+    form: _Form
+    end: int
+
+    @property
+    def stated(self) -> StoredRows:
+        first, last = self.batches[0].tolist(), self.batches[-1].tolist()
+        return StoredRows(first[BASE], last[END], self.sums[ALL_ROWS], first[EPOCH], last[NEWEST])
+
+    @property
+    def has_headers(self) -> bool:
+        return self.sums[HEADER_NULLS] < self.sums[ALL_ROWS]
+
+    @property
+    def has_ids(self) -> bool:
+        return bool(self.batches[:, IDS_BYTES].any())
+
+    def rows(self) -> pa.RecordBatch:
+        return _gathered(self.data, self.batches, self.sums, self.form)
+
+    def packed_ids(self) -> ipc.PackedIds | None:
+        """Of all rows; None where no row has one."""
+        if not self.has_ids:
+            return None
+        ids = np.zeros((self.sums[ALL_ROWS], ipc.ID_BYTES), np.uint8)
+        native.gather_ids(self.data, self.batches, ids)
+        return ids
+
+
 class _WorkSpace(threading.local):
     """Of a thread: what the kernels state of batches."""
 
@@ -145,7 +186,8 @@ def batches_of(stream: Bytes, *, source: str) -> Iterator[tuple[StoredHeader, me
         for form in _forms:
             count, end = _survey(buffer, position, form, most)
             if count >= _LEAST_BATCHES:
-                yield _gathered(buffer, count, form)
+                run = SmallRun(buffer, _work_space.batches[:count], _work_space.sums.tolist(), form, end)
+                yield run.stated, run.rows()
                 position, most = end, min(2 * most, _MOST_BATCHES)  # many readers stop early
                 break
             is_known |= count > 0
@@ -153,23 +195,30 @@ def batches_of(stream: Bytes, *, source: str) -> Iterator[tuple[StoredHeader, me
             if (found := ipc.message_at(view, position, source=source)) is None:
                 return
             header, message, position = found
-            if not is_known and _has_a_form(header, message):
-                _remember(_Form.of(bytes(message[: header.header_bytes])))
+            if not is_known:
+                learn(header, message)
             yield header, message
 
 
-def _remember(form: _Form) -> None:
+def run_in(data: bytes) -> SmallRun | None:
+    """The small batches that these bytes begin with; None: there are none, or their form is not known yet (`learn`)."""
+    buffer = np.frombuffer(data, np.uint8)
+    for form in _forms:
+        count, end = _survey(buffer, 0, form, _MOST_BATCHES)
+        if count:
+            return SmallRun(buffer, _work_space.batches[:count].copy(), _work_space.sums.tolist(), form, end)
+    return None
+
+
+def learn(header: BatchHeader, begin: Bytes) -> None:
+    """Notes the form of a proven batch, if others may have the same one. `begin`: bytes that begin with its header."""
     global _forms
-    _forms = (form, *_forms)[:_FORMS_KEPT]
-
-
-def _has_a_form(header: BatchHeader, message: memoryview) -> bool:
-    """Whether other batches may have the same one."""
     if not (header.rows and header.body_bytes <= SMALL_BYTES and header.run is None):
-        return False
-    metadata = bytes(message[: header.header_bytes])
+        return
+    metadata = bytes(begin[: header.header_bytes])
     is_plain = header.batch_format != ipc.FIRST_FORMAT and not ipc.has_stats(metadata)
-    return is_plain and BatchMetadata(metadata[8:]).codec is None
+    if is_plain and BatchMetadata(metadata[8:]).codec is None:
+        _forms = (_Form.of(metadata), *_forms)[:_FORMS_KEPT]
 
 
 def _survey(buffer: npt.NDArray[np.uint8], position: int, form: _Form, most: int) -> tuple[int, int]:
@@ -181,9 +230,8 @@ def _survey(buffer: npt.NDArray[np.uint8], position: int, form: _Form, most: int
     return count, end
 
 
-def _gathered(buffer: npt.NDArray[np.uint8], count: int, form: _Form) -> tuple[StoredRows, pa.RecordBatch]:
-    """The batches that were just surveyed."""
-    batches, sums = _work_space.batches, _work_space.sums.tolist()
+def _gathered(buffer: npt.NDArray[np.uint8], batches: Longs, sums: list[int], form: _Form) -> pa.RecordBatch:
+    """The rows of batches that were surveyed."""
     rows, pairs = sums[ALL_ROWS], sums[PAIRS]
     offsets, times = np.empty(rows, np.int64), np.empty(rows, np.int64)
     subject, key = _Texts(rows, sums[SUBJECT_BYTES]), _Texts(rows, sums[KEY_BYTES], sums[KEY_NULLS])
@@ -191,7 +239,7 @@ def _gathered(buffer: npt.NDArray[np.uint8], count: int, form: _Form) -> tuple[S
     name, text = _Texts(pairs, sums[NAME_BYTES]), _Texts(pairs, sums[TEXT_BYTES], sums[TEXT_NULLS])
     value = _Texts(rows, sums[VALUE_BYTES])
     native.gather_batches(
-        buffer, batches, count, form.places, offsets, times, subject.offsets, subject.data, key.bits, key.offsets,
+        buffer, batches, form.places, offsets, times, subject.offsets, subject.data, key.bits, key.offsets,
         key.data, lists.bits, lists.offsets, name.offsets, name.data, text.bits, text.offsets, text.data, value.offsets,
         value.data,
     )  # fmt: skip
@@ -210,9 +258,7 @@ def _gathered(buffer: npt.NDArray[np.uint8], count: int, form: _Form) -> tuple[S
         headers,
         value.as_array(pa.binary()),
     ]
-    first, last = batches[0].tolist(), batches[count - 1].tolist()
-    stated = StoredRows(first[BASE], last[END], rows, first[EPOCH], last[NEWEST])
-    return stated, pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
 class _Texts:

@@ -180,6 +180,22 @@ class Log:
         assert at is not None
         assert at >= plan.next_offset
         assert found == expected
+        self._check_together(plan)
+
+    def _check_together(self, plan: ReadPlan) -> None:
+        """Many small batches are read as one."""
+        one_by_one = [(header, ipc.decode_batch(message)) for header, message in plan.walked_messages()]
+        together = list(plan.rows())
+        assert pa.Table.from_batches([rows for _, rows in together]).equals(
+            pa.Table.from_batches([rows for _, rows in one_by_one])
+        )
+        for found in (together, [(header, None) for header in plan.headers()]):
+            epochs = [(at, one.epoch) for one, _ in found for at in range(one.base_offset, one.end_offset)]
+            assert epochs == [(at, one.epoch) for one, _ in one_by_one for at in range(one.base_offset, one.end_offset)]
+            assert found[-1][0].max_timestamp_us == one_by_one[-1][0].max_timestamp_us
+        for _, batch, ids in plan.headed_rows():
+            for offset, one in zip(batch.column("offset").to_pylist(), ids if ids is not None else [], strict=False):
+                assert one.tobytes() == self.ids.get(offset, bytes(ipc.ID_BYTES))
 
     def _check_removed_rows(self, plan: ReadPlan, expected: list[int]) -> None:
         if plan.ranges[0].start >= plan.start and plan.ranges[-1].end <= plan.next_offset:
@@ -188,7 +204,7 @@ class Log:
     def _check_columns(self, plan: ReadPlan, expected: list[int], columns: tuple[str, ...]) -> None:
         pieces = plan.projected(columns)
         if pieces is None:
-            assert any(header.batch_format == FIRST_FORMAT for header in plan.headers())
+            assert any(header.batch_format == FIRST_FORMAT for header, _ in plan.walked_messages())
             return
         body = [one if isinstance(one, bytes) else read_at(one.fd, one.position, one.length) for one in pieces]
         schema = schema_of(columns)

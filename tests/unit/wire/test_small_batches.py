@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import find_batch_line
+from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
@@ -35,6 +36,7 @@ ROWS = st.lists(
     min_size=1,
     max_size=20,
 )
+OFFSETS = (5, 8, 11, 14, 17, 20)  # of subject, key, headers, names and values of headers, value
 KINDS = ("plain",) * 6 + ("gaps", "large", "run", "format 1", "compressed", "ids", "epoch", "other form")
 
 
@@ -162,15 +164,37 @@ def resigned(message: bytes, change: Any) -> bytes:
 @pytest.mark.parametrize("number", [-1, 1, 9, 101, 2**31 - 1])
 def test_texts_that_lead_out_of_their_batch_are_left_to_arrow(number: int) -> None:
     """Compiled code has no check of bounds: it would read, or write, what is behind."""
-    (one,) = singles(1)
+    row = {"subject": "orders.eu", "key": b"k", "headers": [{"key": "a", "value": "b"}], "value": b"v" * 100}
+    one, behind = written("plain", [row, row], 3, 3)
     header = find_batch_line(one)
     assert header is not None
-    places = list(range(0, header.body_bytes, 4))
-    for at in places:
+    refused = 0
+    buffers = BatchMetadata(one[8 : header.header_bytes]).buffers
+    for at in [at for which in OFFSETS for at in range(buffers[which][0], sum(buffers[which]), 4)]:
 
         def change(body: bytearray, at: int = at) -> None:
             body[at : at + 4] = number.to_bytes(4, "little", signed=True)
 
-        data = b"".join([*singles(3), resigned(one, change), *singles(3)])
-        for _, batch in rows_of(data, source="a test"):
-            assert batch.num_rows >= 1
+        data = b"".join([*singles(3), resigned(one, change), *singles(3, behind)])
+        together = [
+            (header.base_offset, header.end_offset)
+            for header, _ in rows_of(data, source="a test")
+            if isinstance(header, StoredRows)
+        ]
+        try:
+            assert is_the_same(data)
+        except pa.ArrowInvalid:
+            refused += 1
+            assert not any(base <= 3 < end for base, end in together), "it was read by the kernel"
+    assert refused > 3
+
+
+def test_every_flipped_byte_is_found() -> None:
+    before, one, behind = singles(2), singles(3)[2], singles(2, base=3)
+    for at in range(len(one)):
+        damaged = bytearray(one)
+        damaged[at] ^= 1 << at % 8
+        data = b"".join([*before, damaged, *behind])
+        found = read(rows_of(data, source="a test"))
+        assert found == read(one_by_one(data))
+        assert found[2], f"byte {at}"

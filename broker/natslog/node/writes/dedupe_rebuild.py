@@ -85,11 +85,10 @@ def last_message_id(log: StreamLog) -> str:
     if end <= log.first_readable_offset:
         return ""
     with log.reader.plan_read(end - 1, end, max_bytes=1, prove=False, uncommitted=True) as plan:
-        for header, message in plan.headed_messages():
-            batch = ipc.decode_batch(message)
+        for header, batch, packed_ids in plan.headed_rows():
             rows = ipc.rows_within(header, batch, end - 1, end)
             if rows.start < rows.stop:
-                return message_id_of(batch.column("headers"), ipc.packed_ids_of(header, message), rows.start)
+                return message_id_of(batch.column("headers"), packed_ids, rows.start)
     return ""
 
 
