@@ -1,6 +1,6 @@
 """What marks the functions of kernels. Here they stay Python: that is what runs where there is no compiled library
-(`library`), and what tests compare it with. Compiled code checks no bounds: here, they are checked. The compiler gives these names another meaning
-(`broker/kernels/compiling.py`).
+(`library`), and what tests compare it with. Compiled code checks no bounds: here, they are checked. The compiler gives
+these names another meaning (`broker/kernels/compiling.py`).
 """
 
 from __future__ import annotations
