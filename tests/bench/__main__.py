@@ -21,6 +21,7 @@ from tests.bench import (
     removal,
     report,
     security,
+    singly,
     skewed_read,
     spark_append,
     spark_scan,
@@ -46,9 +47,9 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, latency, flood, scan, skew, typed, sink, append, streams, start, replicas, "
-        "failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run only "
-        "if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
+        help="comma-separated: publish, latency, flood, scan, singly, skew, typed, sink, append, streams, start, "
+        "replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run "
+        "only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
         "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
         "jetstream-queue, jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the "
         "screenshots of docs/console, too",
@@ -66,6 +67,7 @@ def main() -> None:
         "latency": lambda: publishing.latency(given.pairs),
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),
+        "singly": lambda: singly.singly(given.pairs),
         "skew": lambda: skewed_read.skewed(given.pairs),
         "typed": lambda: typed_payloads.typed(given.pairs),
         "sink": lambda: spark_sink.sinks(given.pairs),
