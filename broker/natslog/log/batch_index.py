@@ -82,6 +82,14 @@ class BatchIndex:
         self.lengths.frombytes((batches[:, HEADER_BYTES] + batches[:, BODY_BYTES]).tobytes())
         self.max_timestamps_us.frombytes(batches[:, NEWEST].tobytes())
 
+    def has(self, at: int, batches: npt.NDArray[np.int64]) -> bool:
+        """Whether the batches from `at` on are these of a small run."""
+        behind = at + len(batches)
+        return all(
+            column[at:behind].tobytes() == batches[:, number].tobytes()
+            for column, number in ((self.base_offsets, BASE), (self.end_offsets, END), (self.rows, ROWS))
+        )
+
     def first(self, count: int) -> BatchIndex:
         """A new index of the first `count` batches."""
         kept = BatchIndex()

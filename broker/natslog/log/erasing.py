@@ -35,7 +35,7 @@ from natslog.arrow import ipc
 from natslog.errors import CorruptLog
 from natslog.log.chain import SegmentChain
 from natslog.log.checked_file import read_record, write_checked
-from natslog.log.merging import merge
+from natslog.log.merging import merge, stored
 from natslog.log.removed import from_bytes, marks_among, offset_range, to_array, to_bytes
 from natslog.log.sealed import SealedSegment, Written, write_beside
 from natslog.log.segment import ActiveSegment, open_segment, read_batch
@@ -328,7 +328,7 @@ def erased(
             total += count
             yield message
 
-    return write_beside(segment, merge(messages()), stream_id, compression, pause), total
+    return write_beside(segment, merge(map(stored, messages())), stream_id, compression, pause), total
 
 
 class _Marks:

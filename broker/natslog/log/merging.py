@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.arrow.run_marks import RunMark
+from natslog.wire.small_batches import StoredHeader
+
+Stored: TypeAlias = tuple[StoredHeader, pa.RecordBatch, ipc.PackedIds | None]
+"""What stored batches state, their rows, and the packed ids of these."""
 
 MERGED_ROWS = 64 * 1024
 MERGED_BYTES = 8 * 1024 * 1024
@@ -51,7 +56,7 @@ class Merged:
 class _Part:
     """The rows that one batch adds."""
 
-    header: ipc.BatchHeader
+    header: StoredHeader
     rows: pa.RecordBatch
     packed_ids: ipc.PackedIds | None
 
@@ -73,7 +78,7 @@ class Merging:
         return fits and epoch == self._parts[0].header.epoch
 
     def add(
-        self, header: ipc.BatchHeader, rows: pa.RecordBatch, packed_ids: ipc.PackedIds | None, size_bytes: int
+        self, header: StoredHeader, rows: pa.RecordBatch, packed_ids: ipc.PackedIds | None, size_bytes: int
     ) -> None:
         """Rows of the batch with this header: all, or some."""
         self._parts.append(_Part(header, rows, packed_ids))
@@ -106,17 +111,21 @@ class Merging:
         )
 
 
-def merge(messages: Iterable[bytes | memoryview]) -> Iterator[Merged]:
-    """Neighbouring proven batches of one epoch as one batch; a batch of a run stays one by itself."""
+def stored(message: bytes | memoryview) -> Stored:
+    """A proven message."""
+    header = ipc.proven_header(message[: ipc.MAX_HEADER_BYTES])
+    assert header is not None, "these messages are proven"
+    return header, ipc.decode_batch(message), ipc.packed_ids_of(header, message)
+
+
+def merge(batches: Iterable[Stored]) -> Iterator[Merged]:
+    """Neighbouring batches of one epoch as one batch; a batch of a run stays one by itself."""
     merging = Merging()
-    for message in messages:
-        header = ipc.proven_header(message[: ipc.MAX_HEADER_BYTES])
-        assert header is not None, "these messages are proven"
-        rows = ipc.decode_batch(message)
+    for header, rows, packed_ids in batches:
         size_bytes = rows.nbytes  # not as stored: batches may be compressed
         if header.run is not None or not merging.has_room_for(header.epoch, header.rows, size_bytes):
             yield from merging.taken()
-        merging.add(header, rows, ipc.packed_ids_of(header, message), size_bytes)
+        merging.add(header, rows, packed_ids, size_bytes)
         if header.run is not None:
             yield from merging.taken()
     yield from merging.taken()

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from natslog.arrow import ipc
 from natslog.log.chain import SegmentChain
-from natslog.log.merging import merge
+from natslog.log.merging import merge, stored
 from natslog.log.removed import marks_among, offset_range, to_array
 from natslog.log.sealed import SealedSegment, write_beside
 from natslog.log.segment import read_batch
@@ -127,7 +127,7 @@ def rewrite(
         finally:
             os.close(fd)
 
-    written = write_beside(segment, merge(messages()), stream_id, compression, pause)
+    written = write_beside(segment, merge(map(stored, messages())), stream_id, compression, pause)
     if not dropped:
         segment.kept_rows = kept
         written.path.unlink()

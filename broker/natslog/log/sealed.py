@@ -26,8 +26,9 @@ from natslog.errors import CorruptLog
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import write_all
 from natslog.log.footer import FILE_MAGIC, footer_bytes
-from natslog.log.merging import Merged, merge
+from natslog.log.merging import Merged, Stored, merge, stored
 from natslog.log.segment import ActiveSegment, damage, file_header, read_at, read_batch
+from natslog.log.small_runs import SmallRuns
 
 _LARGE_COMMIT_BYTES = 256 * 1024
 _STATS_CHARS = 256
@@ -293,9 +294,26 @@ def _merged(segment: ActiveSegment) -> Iterator[Merged]:
     """Neighbouring commits of one epoch as one batch, in bounded memory."""
     fd = os.open(segment.path, os.O_RDONLY)
     try:
-        yield from merge(read_batch(fd, segment.index[at], segment.path) for at in range(len(segment.index)))
+        yield from merge(_batches(segment, fd))
     finally:
         os.close(fd)
+
+
+def _batches(segment: ActiveSegment, fd: int) -> Iterator[Stored]:
+    """All of them, proven; small ones together."""
+    small_runs, at = SmallRuns(fd, segment.size_bytes), 0
+    while at < len(segment.index):
+        entry = segment.index[at]
+        run = small_runs.at(entry.position)
+        if run is not None and segment.index.has(at, run.batches):
+            yield run.stated, run.rows(), run.packed_ids()
+            at += len(run.batches)
+            continue
+        found = stored(message := read_batch(fd, entry, segment.path))
+        if isinstance(found[0], ipc.BatchHeader):
+            small_runs.note(found[0], message)
+        yield found
+        at += 1
 
 
 def _encode_sealed(merged: Merged, position: int, compression: str) -> tuple[memoryview, BatchEntry]:

@@ -65,6 +65,7 @@ class StoredRows:
     epoch: int
     max_timestamp_us: int
     run: None = None
+    batch_format: int = ipc.LATEST_FORMAT
 
     @property
     def has_gaps(self) -> bool:
