@@ -268,11 +268,10 @@ class LogReader:
         by_offset = bisect_left(index.base_offsets, limit, first, len(index))
         by_bytes = bisect_right(index.positions, index.positions[first] + room_bytes, first, len(index)) - 1
         last = max(first + 1, min(by_offset, by_bytes if by_bytes < len(index) - 1 else by_offset))
-        starts = index.base_offsets
-        for at in range(first + 1, last):  # a quarantined hole ends the run
-            if starts[at] != index.end_offsets[at - 1]:
-                return at
-        return last
+        starts, ends = index.base_offsets[first + 1 : last], index.end_offsets[first : last - 1]
+        if starts == ends:  # at the speed of C: there may be many
+            return last
+        return first + 1 + next(at for at in range(len(starts)) if starts[at] != ends[at])  # a quarantined hole
 
     def _segment_of(self, offset: int, uncommitted: bool) -> Segment:
         with self._chain.lock:
