@@ -165,15 +165,14 @@ def split_messages(stream: Bytes, *, source: str) -> Iterator[tuple[BatchHeader,
 def message_at(view: memoryview, position: int, *, source: str) -> tuple[BatchHeader, memoryview, int] | None:
     """The batch of `split_messages` that begins there, and where the next one does; None: there is no other one."""
     length = int.from_bytes(view[position + 4 : position + 8], "little")
-    if position == 0 and length and _is_schema(view):
-        position += 8 + length
-        length = int.from_bytes(view[position + 4 : position + 8], "little")
     if position == len(view) or (length == 0 and position + 8 <= len(view)):
         return None
     if position + 8 > len(view):
         raise CorruptLog(f"{source}: the {len(view) - position} bytes after the last batch are not a message")
     header = proven_header(view[position : position + MAX_HEADER_BYTES])
     if header is None:
+        if position == 0 and _is_schema(view):
+            return message_at(view, 8 + length, source=source)
         raise CorruptLog(f"{source}: the batch at byte {position} has a damaged header", position=position)
     end = position + header.total_bytes
     message = view[position:end]

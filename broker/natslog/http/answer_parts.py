@@ -45,6 +45,7 @@ _REWRITTEN_PART_BYTES = 8 * 1024 * 1024
 _MAX_DECODED_BYTES = 16 * 1024 * 1024
 _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
+_MUCH_BYTES = 1024 * 1024
 _ROWS_AT_ONCE = 16_384
 
 
@@ -307,10 +308,14 @@ def _is_crumbly(stored: ReadPlan | FileRange) -> bool:
 
 
 def _limit_to_alike(plan: ReadPlan) -> None:
-    """Ends the plan where tiny commits begin, or end, and where there are too many to be rewritten at once."""
-    crumbly = [_is_crumbly(piece) for piece in plan.ranges]
-    if True in crumbly and False in crumbly:
-        plan.end_before(crumbly.index(not crumbly[0]))
+    """Ends the plan where tiny commits begin, or end, beside much that is sent as it is stored; and where there are too
+    many to be rewritten at once.
+    """
+    kinds = {number: _is_crumbly(one) for number, one in enumerate(plan.ranges)}
+    kinds = {number: kind for number, kind in kinds.items() if kind or plan.ranges[number].length >= _MUCH_BYTES}
+    other = next((number for number, kind in kinds.items() if kind != next(iter(kinds.values()))), None)
+    if other is not None:
+        plan.end_before(other)
     if _is_crumbly(plan):
         plan.limit_stored(_REWRITTEN_PART_BYTES)
 

@@ -111,7 +111,7 @@ class Merging:
         )
 
 
-def stored(message: bytes | memoryview) -> Stored:
+def stored(message: bytes | memoryview) -> tuple[ipc.BatchHeader, pa.RecordBatch, ipc.PackedIds | None]:
     """A proven message."""
     header = ipc.proven_header(message[: ipc.MAX_HEADER_BYTES])
     assert header is not None, "these messages are proven"

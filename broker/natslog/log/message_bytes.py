@@ -72,7 +72,9 @@ def _header_sizes(headers: pa.Array[Any], rule: SizeRule) -> npt.NDArray[np.int6
     has_any = np.asarray(headers.is_valid(), np.bool_)
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
     pairs = headers.flatten()
-    lines = _LINE_BYTES + sum(np.asarray(pc.binary_length(pairs.field(at)), np.int64) for at in range(2))
+    lines = _LINE_BYTES + sum(
+        np.asarray(pc.fill_null(pc.binary_length(pairs.field(at)), 0), np.int64) for at in range(2)
+    )
     before, ends = np.concatenate(([0], np.cumsum(lines))), np.cumsum(counts)
     return np.asarray(np.where(has_any, rule.headers_bytes, 0) + before[ends] - before[ends - counts], np.int64)
 
@@ -237,9 +239,10 @@ def _add_sizes(sums: array[int], fd: int, index: BatchIndex, count: int, path: P
             sums.frombytes((sums[-1] + np.cumsum(sizes_of(run.rows(), rule))[ends - 1]).tobytes())
             continue
         sums.append(sums[-1] + _size_of_batch(fd, entry, path, rule))
-        window = read_at(fd, entry.position, min(entry.length, ipc.MAX_HEADER_BYTES))
-        if (header := ipc.proven_header(window)) is not None:
-            small_runs.note(header, window)
+        if at + 1 < count:
+            window = read_at(fd, entry.position, min(entry.length, ipc.MAX_HEADER_BYTES))
+            if (header := ipc.proven_header(window)) is not None:
+                small_runs.note(header, window)
 
 
 def _size_of_batch(fd: int, entry: BatchEntry, path: Path, rule: SizeRule) -> int:

@@ -145,7 +145,11 @@ class ReadPlan:
         for number, piece in enumerate(self.ranges):
             if piece.length > left_bytes:
                 at = bisect_right(piece.index.positions, piece.position + left_bytes, piece.first, piece.last) - 1
-                self._end_before(number, max(at, piece.first + (number == 0)))
+                at = max(at, piece.first + (number == 0))
+                if at < piece.last:
+                    self._end_before(number, at)
+                elif number + 1 < len(self.ranges):
+                    self.end_before(number + 1)
                 return
             left_bytes -= piece.length
 

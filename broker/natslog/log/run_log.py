@@ -29,7 +29,7 @@ from natslog.model import StreamSettings
 
 logger = logging.getLogger("natslog.log")
 
-_PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a header at a time
+_PLAN_BYTES = 256 * 1024 * 1024  # not read at once: small batches by the MiB, and headers of others
 
 
 class RunLog(StreamLog):

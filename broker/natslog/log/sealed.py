@@ -309,10 +309,9 @@ def _batches(segment: ActiveSegment, fd: int) -> Iterator[Stored]:
             yield run.stated, run.rows(), run.packed_ids()
             at += len(run.batches)
             continue
-        found = stored(message := read_batch(fd, entry, segment.path))
-        if isinstance(found[0], ipc.BatchHeader):
-            small_runs.note(found[0], message)
-        yield found
+        header, rows, packed_ids = stored(message := read_batch(fd, entry, segment.path))
+        small_runs.note(header, message)
+        yield header, rows, packed_ids
         at += 1
 
 

@@ -31,7 +31,7 @@ from natslog.wire import own_ids
 from natslog.wire.message_ids import MAX_IDS, Ids, ids_of_headers
 from natslog.wire.small_batches import StoredHeader
 
-_PLAN_BYTES = 256 * 1024 * 1024  # not read at once: a batch at a time, and only those with headers
+_PLAN_BYTES = 256 * 1024 * 1024  # not read at once: small batches by the MiB, and of others those with headers
 _GROUP_BATCHES, _GROUP_BYTES = 4096, 16 * 1024 * 1024
 _Headed: TypeAlias = tuple[StoredHeader, pa.RecordBatch, ipc.PackedIds | None]
 _RECORD = np.dtype([("id", "<u8", 2), ("offset", "<i8"), ("time_us", "<i8")])

@@ -9,6 +9,7 @@ large, or is damaged is read by itself.
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from natslog.arrow.batch_line import BLANK_CRC, BatchHeader, Bytes, line_spans
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.message_template import MessageTemplate
 from natslog.arrow.schema import HEADERS_TYPE, MESSAGE_SCHEMA
-from natslog.wire import native
+from natslog.wire import library, native
 from natslog.wire.stored_layout import (
     ALL_ROWS,
     BASE,
@@ -86,9 +87,21 @@ class _Form:
     numbers: Longs
     places: Longs
 
+    def fits(self, header: bytes) -> bool:
+        """Whether this header has the form."""
+        other = np.frombuffer(header, np.uint8)
+        return len(other) == len(self.header) and all(
+            np.array_equal(other[start:end], self.header[start:end]) for start, end in self.fixed.tolist()
+        )
+
     @classmethod
     def of(cls, header: bytes) -> _Form:
-        """Of the header of a batch of format 2."""
+        """Of the header of an uncompressed batch of format 2. Raises struct.error, ValueError, TypeError, IndexError:
+        its metadata is not that of such a batch.
+        """
+        metadata = BatchMetadata(header[8:])
+        if metadata.codec is not None or (len(metadata.nodes), len(metadata.buffers)) != (_NODES, _BUFFERS):
+            raise ValueError("not an uncompressed batch of the message schema")
         numbers, crcs = line_spans(header)
         template = MessageTemplate.of(header, numbers[0][0])
         changing = [
@@ -100,6 +113,8 @@ class _Form:
             (template.buffers, template.buffers + 16 * _BUFFERS),
         ]
         edges = [0, *(edge for span in sorted(changing) for edge in span), len(header)]
+        if sorted(edges) != edges:
+            raise ValueError("numbers of the header overlap, or lie beyond it")
         places = (template.body_length, template.row_count, template.nodes, template.buffers, crcs[0][0])
         return cls(
             np.frombuffer(header, np.uint8),
@@ -211,15 +226,27 @@ def run_in(data: bytes) -> SmallRun | None:
     return None
 
 
-def learn(header: BatchHeader, begin: Bytes) -> None:
-    """Notes the form of a proven batch, if others may have the same one. `begin`: bytes that begin with its header."""
+def learn(header: BatchHeader, begin: Bytes) -> bool:
+    """Notes the form of a proven batch, if others may have the same one; whether that is so. Without compiled kernels
+    none has: Arrow is faster than they are in Python.
+
+    Args:
+        begin: bytes that begin with its header.
+    """
     global _forms
-    if not (header.rows and header.body_bytes <= SMALL_BYTES and header.run is None):
-        return
-    metadata = bytes(begin[: header.header_bytes])
-    is_plain = header.batch_format != ipc.FIRST_FORMAT and not ipc.has_stats(metadata)
-    if is_plain and BatchMetadata(metadata[8:]).codec is None:
-        _forms = (_Form.of(metadata), *_forms)[:_FORMS_KEPT]
+    if not (header.rows and header.body_bytes <= SMALL_BYTES and header.run is None) or library.library() is None:
+        return False
+    stated = bytes(begin[: header.header_bytes])
+    if header.batch_format == ipc.FIRST_FORMAT or ipc.has_stats(stated):
+        return False
+    if any(form.fits(stated) for form in _forms):
+        return True
+    try:
+        form = _Form.of(stated)
+    except (struct.error, ValueError, TypeError, IndexError):
+        return False  # the CRC holds, and Arrow's metadata is wrong: whoever reads the batch finds out
+    _forms = (form, *_forms)[:_FORMS_KEPT]
+    return True
 
 
 def _survey(buffer: npt.NDArray[np.uint8], position: int, form: _Form, most: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -89,3 +90,19 @@ def test_most_batches_are_proven_together(tmp_path: Path, monkeypatch: pytest.Mo
     scan = scan_segment(path, position=len(HEAD), base_offset=0)
     assert len(scan.index) == 5000
     assert len(appended) < 20
+
+
+@pytest.mark.parametrize("kinds", [("format 1",), ("run",), ("plain", "large")])
+def test_batches_that_are_not_read_together_are_not_read_ahead(
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MiB was read for each of them."""
+    row = {"subject": "s", "key": None, "headers": None, "value": b"v"}
+    parts = [written(kinds[number % len(kinds)], [row], number, 3)[0] for number in range(200)]
+    path, ahead = tmp_path / "segment", list[int]()
+    path.write_bytes(HEAD + b"".join(parts))
+    monkeypatch.setattr(
+        "natslog.log.small_runs.read_at", lambda fd, at, size: ahead.append(size) or os.pread(fd, size, at)
+    )
+    assert len(scan_segment(path, position=len(HEAD), base_offset=0).index) == 200
+    assert sum(ahead) <= 2 * path.stat().st_size

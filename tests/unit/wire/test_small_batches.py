@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from natslog.arrow import ipc
 from natslog.arrow.batch_line import find_batch_line
 from natslog.arrow.batch_metadata import BatchMetadata
+from natslog.arrow.message_template import MessageTemplate
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
@@ -55,7 +56,7 @@ def written(kind: str, rows: list[dict[str, Any]], base: int, epoch: int) -> tup
             base_offset=base,
             timestamp_us=1_700_000_000_000_000 + base,
             epoch=epoch,
-            run=RunMark("q", 1, base, base + count, 5) if kind == "run" else None,
+            run=RunMark("my-offset", 1, base, base + count, 5) if kind == "run" else None,
             batch_format=1 if kind == "format 1" else 2,
         )
         return b"".join(map(bytes, encoded.pieces)), base + count
@@ -198,3 +199,35 @@ def test_every_flipped_byte_is_found() -> None:
         found = read(rows_of(data, source="a test"))
         assert found == read(one_by_one(data))
         assert found[2], f"byte {at}"
+
+
+def test_run_of_a_producer_whose_name_ends_in_offset_is_no_schema() -> None:
+    """A schema message has that word, with a zero behind it: what followed was passed over without an error."""
+    row = {"subject": "s", "key": None, "headers": None, "value": b"v"}
+    data = b"".join([written("run", [row] * 3, 7, 3)[0], *singles(3, 10)])
+    assert [header.base_offset for header, _ in ipc.split_messages(data, source="a test")] == [7, 10, 11, 12]
+    assert is_the_same(data)
+
+
+@pytest.mark.parametrize("place", ["root", "nodes"])
+def test_header_whose_metadata_leads_out_of_it_has_no_form(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_batches, "_forms", ())
+    (one,) = singles(1)
+    header, template = find_batch_line(one), MessageTemplate.of(one, 0)
+    assert header is not None
+    assert small_batches.learn(header, one)
+    monkeypatch.setattr(small_batches, "_forms", ())
+    changed = bytearray(one)
+    at = 8 if place == "root" else template.nodes - 4
+    changed[at : at + 4] = (0x40000000).to_bytes(4, "little")
+    assert not small_batches.learn(header, changed)
+    assert small_batches._forms == ()
+
+
+def test_a_form_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_batches, "_forms", ())
+    for one in singles(5):
+        header = find_batch_line(one)
+        assert header is not None
+        assert small_batches.learn(header, one)
+    assert len(small_batches._forms) == 1
