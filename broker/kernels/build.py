@@ -160,7 +160,7 @@ def _module() -> tuple[str, dict[str, str]]:
     kernels = _import_kernels()
     calls = importlib.import_module("calls")
     for name in ("natslog_crc_of_word", "natslog_crc_of_byte"):
-        llvm.add_symbol(name, llvm.address_of_symbol("memcpy"))  # never called: numba wants an address
+        llvm.add_symbol(name, llvm.address_of_symbol("memcpy"))  # never called: numba requires an address
     whole, entries = llvm.parse_assembly(_NO_OWNER), {}
     for kernel in kernels:
         function = calls.around(kernel)

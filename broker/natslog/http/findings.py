@@ -121,40 +121,43 @@ def _of_brokers(
                 "Upgrade it if it runs a version before; otherwise look at its log, and at the load of its machine.",
             )
             continue
-        if stats.problem is not None:
-            yield _finding(
-                "broker_not_ready",
-                where,
-                f"Broker {one.id} is not ready: {stats.problem}",
-                "Correct what the reason names; the log of the broker has more.",
-            )
-        if stats.kernels_problem is not None:
-            yield _finding(
-                "broker_not_compiled",
-                where,
-                f"Broker {one.id} processes messages slowly, because it uses no compiled kernels: "
-                f"{stats.kernels_problem}.",
-                "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for its machine "
-                "(in a checkout: make install), and restart the broker.",
-            )
-        if stats.disk_free_bytes < min_free_bytes or not stats.has_disk_room:
-            yield _finding(
-                "disk_full",
-                where,
-                f"The disk of broker {one.id} is full: {stats.disk_free_bytes / 2**20:.1f} MiB are free, and it keeps "
-                f"{min_free_bytes / 2**20:.1f} MiB. It accepts no messages; streams have other leaders where others "
-                "are in sync.",
-                "Free space on that disk, delete streams, or lower retention limits; it continues automatically.",
-            )
-        elif stats.disk_full_s is not None and stats.disk_full_s < _SOON_S:
-            yield _finding(
-                "disk_full_soon",
-                where,
-                f"The disk of broker {one.id} is full in {_spoken(stats.disk_full_s)}, if it is filled as in the last "
-                "hour.",
-                "Free space on that disk, lower the retention limits of large streams, or move replicas to another "
-                "broker.",
-            )
+        yield from _of_stats(where, one.id, stats, min_free_bytes)
+
+
+def _of_stats(where: str, number: int, stats: shapes.BrokerStats, min_free_bytes: int) -> Iterator[shapes.Finding]:
+    """What a broker states of itself."""
+    if stats.problem is not None:
+        yield _finding(
+            "broker_not_ready",
+            where,
+            f"Broker {number} is not ready: {stats.problem}",
+            "Correct what the reason names; the log of the broker has more.",
+        )
+    if stats.kernels_problem is not None:
+        yield _finding(
+            "broker_not_compiled",
+            where,
+            f"Broker {number} processes messages slowly, because it uses no compiled kernels: {stats.kernels_problem}.",
+            "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for its machine "
+            "(in a checkout: make install), and restart the broker.",
+        )
+    if stats.disk_free_bytes < min_free_bytes or not stats.has_disk_room:
+        yield _finding(
+            "disk_full",
+            where,
+            f"The disk of broker {number} is full: {stats.disk_free_bytes / 2**20:.1f} MiB are free, and it keeps "
+            f"{min_free_bytes / 2**20:.1f} MiB. It accepts no messages; streams have other leaders where others "
+            "are in sync.",
+            "Free space on that disk, delete streams, or lower retention limits; it continues automatically.",
+        )
+    elif stats.disk_full_s is not None and stats.disk_full_s < _SOON_S:
+        yield _finding(
+            "disk_full_soon",
+            where,
+            f"The disk of broker {number} is full in {_spoken(stats.disk_full_s)}, if it is filled as in the last "
+            "hour.",
+            "Free space on that disk, lower the retention limits of large streams, or move replicas to another broker.",
+        )
 
 
 def _spoken(seconds: float) -> str:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,13 +27,12 @@ from natslog.errors import CorruptLog, OffsetOutOfRange
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.checked_file import read_record, sync_folder, write_checked
 from natslog.log.log_reader import LogReader
+from natslog.log.merging import Stored
 from natslog.wire import own_ids
 from natslog.wire.message_ids import MAX_IDS, Ids, ids_of_headers
-from natslog.wire.small_batches import StoredHeader
 
 _PLAN_BYTES = 256 * 1024 * 1024  # not read at once: small batches by the MiB, and of others those with headers
 _GROUP_BATCHES, _GROUP_BYTES = 4096, 16 * 1024 * 1024
-_Headed: TypeAlias = tuple[StoredHeader, pa.RecordBatch, ipc.PackedIds | None]
 _RECORD = np.dtype([("id", "<u8", 2), ("offset", "<i8"), ("time_us", "<i8")])
 
 
@@ -214,9 +213,9 @@ def as_damage(error: CorruptLog | OSError) -> CorruptLog:
     return error if isinstance(error, CorruptLog) else CorruptLog(f"the log cannot be read: {error}")
 
 
-def _in_groups(batches: Iterator[_Headed]) -> Iterator[list[_Headed]]:
+def _in_groups(batches: Iterator[Stored]) -> Iterator[list[Stored]]:
     """Batches of a row are as many as the rows: their ids are computed together."""
-    group: list[_Headed] = []
+    group: list[Stored] = []
     size_bytes = 0
     for found in batches:
         group.append(found)
@@ -228,7 +227,7 @@ def _in_groups(batches: Iterator[_Headed]) -> Iterator[list[_Headed]]:
         yield group
 
 
-def _ids_of(batches: Sequence[_Headed]) -> StoredIds:
+def _ids_of(batches: Sequence[Stored]) -> StoredIds:
     """Of the rows of these batches that have one, wherever they have it."""
     rows = pa.Table.from_batches([one.select(["offset", "timestamp", "headers"]) for _, one, _ in batches])
     hashes = own_ids.hashed(np.concatenate([_ids_or_zeros(one, ids) for _, one, ids in batches]))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from natslog.wire.compiled import compiled, copy_bytes, crc_of, inlined, long_at, offset_at
-from natslog.wire.kernels_text import ZERO
+from natslog.wire.kernels_text import ZERO, read_number
 from natslog.wire.stored_layout import (
     ALL_ROWS,
     BASE,
@@ -52,15 +52,9 @@ _BUFFERS = 22
 @inlined
 def _decimal(buffer: Any, start: int, width: int) -> int:
     """Or -1: there are other bytes, or it may have more than 63 bits."""
-    if width >= _MOST_DIGITS and buffer[start] != ZERO:
-        return -1
-    value = np.int64(0)
-    for at in range(start, start + width):
-        digit = np.int64(buffer[at]) - ZERO
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + digit
-    return int(value)
+    if width < _MOST_DIGITS:
+        return read_number(buffer, start, start + width)
+    return read_number(buffer, start + 1, start + width) if buffer[start] == ZERO else -1
 
 
 @inlined
@@ -201,6 +195,37 @@ def _add_sizes(
 
 
 @compiled
+def _read_line(buffer: Any, position: int, numbers: Any, batches: Any, count: int) -> bool:
+    """Fills a row with the numbers of a batch line. False: one of them cannot be read."""
+    batches[count, POSITION] = position
+    for at in range(numbers.shape[0]):
+        batches[count, at] = _decimal(buffer, position + numbers[at, 0], numbers[at, 1])
+        if batches[count, at] < 0:
+            return False
+    return True
+
+
+@inlined
+def _is_plausible(buffer: Any, position: int, places: Any, batches: Any, count: int) -> bool:
+    """Whether the numbers of a batch agree with each other, and with those of Arrow's metadata."""
+    rows, ids_bytes, body_bytes = batches[count, ROWS], batches[count, IDS_BYTES], batches[count, BODY_BYTES]
+    return bool(
+        1 <= rows <= body_bytes
+        and batches[count, END] - batches[count, BASE] >= rows
+        and (ids_bytes == 0 or ids_bytes == _ID_BYTES * rows)
+        and long_at(buffer, position + places[BODY_LENGTH]) == body_bytes
+        and long_at(buffer, position + places[ROW_COUNT]) == rows
+    )
+
+
+@inlined
+def _continues(batches: Any, count: int) -> bool:
+    """Whether a batch begins where the one before ends, in the same epoch."""
+    begins = batches[count, BASE] == batches[count - 1, END]
+    return bool(begins and batches[count, EPOCH] == batches[count - 1, EPOCH])
+
+
+@compiled
 def survey_batches(
     buffer: Any,
     position: int,
@@ -232,35 +257,21 @@ def survey_batches(
     count, begin, header_bytes = 0, position, form.shape[0]
     sums[:] = 0
     while count < batches.shape[0] and end - position >= header_bytes:
-        if not _has_form(buffer, position, form, fixed):
+        if not (_has_form(buffer, position, form, fixed) and _read_line(buffer, position, numbers, batches, count)):
             break
-        is_known = True
-        for at in range(numbers.shape[0]):
-            batches[count, at] = _decimal(buffer, position + numbers[at, 0], numbers[at, 1])
-            if batches[count, at] < 0:
-                is_known = False
         rows, ids_bytes, body_bytes = batches[count, ROWS], batches[count, IDS_BYTES], batches[count, BODY_BYTES]
-        batches[count, POSITION] = position
         total_bytes = header_bytes + body_bytes
         if (
-            not is_known
-            or batches[count, HEADER_BYTES] != header_bytes
-            or rows < 1
+            batches[count, HEADER_BYTES] != header_bytes
             or body_bytes > most_body_bytes
             or total_bytes > end - position
             or (count > 0 and position + total_bytes - begin > most_bytes)
-            or batches[count, END] - batches[count, BASE] < rows
-            or (count > 0 and batches[count, BASE] != batches[count - 1, END])
-            or (count > 0 and batches[count, EPOCH] != batches[count - 1, EPOCH])
-            or (ids_bytes != 0 and ids_bytes != _ID_BYTES * rows)
-            or rows > body_bytes
-            or long_at(buffer, position + places[BODY_LENGTH]) != body_bytes
-            or long_at(buffer, position + places[ROW_COUNT]) != rows
+            or not _is_plausible(buffer, position, places, batches, count)
+            or not (count == 0 or _continues(batches, count))
+            or not _is_proven(buffer, position, blank, places, header_bytes, body_bytes)
         ):
             break
         columns_bytes = body_bytes - (ids_bytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-        if not _is_proven(buffer, position, blank, places, header_bytes, body_bytes):
-            break
         if not _add_sizes(buffer, position, places, rows, header_bytes, columns_bytes, sums):
             break
         position += total_bytes

@@ -152,7 +152,7 @@ def test_offsets_that_are_missing_between_batches_end_a_run() -> None:
 
 
 def resigned(message: bytes, change: Any) -> bytes:
-    """A message whose body was changed, with CRCs that hold: as somebody could write it who knows how."""
+    """A message whose body was changed, with CRCs that hold."""
     from tests.fuzz.of_imports import signed
 
     header = find_batch_line(message)
