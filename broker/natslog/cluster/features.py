@@ -66,6 +66,8 @@ ACTIVITY_LEVEL = 2
 """From this level on, events are recorded in the stream `__activity`."""
 CURSORS_LEVEL = 2
 """From this level on, cursors are in the stream `__cursors`."""
+MERGING_LEVEL = 3
+"""From this level on, small sealed segments become one; after a crash, 0.2.0 may find their offsets twice."""
 STOP_LEVEL = 3
 """From this level on, a broker that stops gracefully announces it, and becomes the leader of no stream."""
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0", 3: "0.3.0"}

@@ -37,7 +37,7 @@ def _segments(log: StreamLog) -> list[shapes.Segment]:
     ends = [following.base_offset for following in files[1:]] + [log.chain.log_end_offset]
     found = []
     for one, end in zip(files, ends, strict=bool(files)):
-        newest_us = one.max_timestamp_us if isinstance(one, ActiveSegment) else one.newest_us
+        newest_us = one.max_timestamp_us if isinstance(one, ActiveSegment) else one.known and one.known.newest_us
         newest = format_timestamp_us(newest_us) if newest_us else None
         found.append(shapes.Segment(one.base_offset, end, one.size_bytes, not isinstance(one, ActiveSegment), newest))
     return found

@@ -12,6 +12,9 @@ stored twice, one file after the other: if one file is lost or damaged, it is re
 was no limit. It is stored with the high watermark, and before files that it was computed of are written again: so a
 restart does not return messages that were past a limit.
 
+`merged`: from where to where segments became one file last. It is stored before that file takes the place of the first
+of them: the removal of the others can be completed after a crash.
+
 natslog 0.1.0 ignores `log-start` and writes `hw-checkpoint` without a log start. A checkpoint of that form, or the
 argument `trusts_log_start=False`, means that the stored start may be outdated: it is then taken from the files.
 """
@@ -22,6 +25,7 @@ import errno
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 from natslog.errors import CorruptLog
 from natslog.log.checked_file import overwrite_checked, read_checked, write_checked
@@ -46,6 +50,7 @@ class Checkpoints:
         high_watermark: on stable storage; 0 where it is not known.
         log_start_offset: likewise; None if the files of the log decide.
         limited_below: likewise; 0 where there was no limit.
+        merged: likewise the offsets of the segments that became one last; None: none did.
         has_high_watermark: whether a file says so.
 
     Raises:
@@ -59,6 +64,7 @@ class Checkpoints:
         self.has_high_watermark = content is not None
         self.high_watermark: int = content["high_watermark"] if content else 0
         self.limited_below: int = content.get("limited_below", 0) if content else 0
+        self.merged: tuple[int, int] | None = tuple(content["merged"]) if content and "merged" in content else None
         self._starts = (self._start_in_file(), content.get("log_start_offset") if content else None)
         is_of_0_1 = content is not None and self._starts[1] is None
         known = [start for start in self._starts if start is not None]
@@ -108,6 +114,12 @@ class Checkpoints:
             if high_watermark > self.high_watermark or limited_below > self.limited_below:
                 self._write_high_watermark(max(high_watermark, self.high_watermark), limited_below=limited_below)
 
+    def store_merged(self, high_watermark: int, limited_below: int, merged: tuple[int, int]) -> None:
+        """Durable when this returns: the file of these offsets may take the place of others. Raises OSError."""
+        with self._lock:
+            self.merged = merged
+            self._write_high_watermark(max(high_watermark, self.high_watermark), limited_below=limited_below)
+
     def lower_high_watermark(self, high_watermark: int) -> None:
         """Stores it if it is below the stored one: messages above it are about to be dropped. Raises OSError."""
         with self._lock:
@@ -145,9 +157,11 @@ class Checkpoints:
         write_checked(path, LOG_START_FILE, 1, content, width=_LOG_START_WIDTH, sync_name=sync_name)
 
     def _write_high_watermark(self, high_watermark: int, *, limited_below: int = 0, sync_name: bool = True) -> None:
-        content = {"high_watermark": high_watermark, "log_start_offset": self.log_start_offset or 0}
+        content: dict[str, Any] = {"high_watermark": high_watermark, "log_start_offset": self.log_start_offset or 0}
         limited_below = max(limited_below, self.limited_below)
         content |= {"limited_below": limited_below} if limited_below else {}
+        if self.merged is not None:
+            content["merged"] = self.merged
         path = self._folder / HIGH_WATERMARK_FILE
         write_checked(path, HIGH_WATERMARK_FILE, 1, content, sync_name=sync_name)
         self.high_watermark, self.has_high_watermark = high_watermark, True

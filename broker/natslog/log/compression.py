@@ -57,6 +57,10 @@ class CompressedSizes:
                 extra=event("file.not_written", path=self._path),
             )
 
+    def uncompressed_bytes(self, base_offset: int) -> int | None:
+        """Of the compressed segment that begins there; None where it is not known, or not compressed."""
+        return self._uncompressed_bytes.get(base_offset)
+
     def totals(self, chain: SegmentChain) -> tuple[int, int] | None:
         """Stored and uncompressed bytes of the compressed segments; None where none is known. Touches no file."""
         sizes = self._uncompressed_bytes

@@ -328,7 +328,8 @@ def erased(
             total += count
             yield message
 
-    return write_beside(segment, merge(map(stored, messages())), stream_id, compression, pause), total
+    batches = merge(map(stored, messages()))
+    return write_beside(segment, segment.end_offset, batches, stream_id, compression, pause), total
 
 
 class _Marks:

@@ -86,7 +86,8 @@ class _Sizes:
         sums: of all rows of the first n batches. hidden_bytes: of each batch, of `hidden_rows` that are hidden.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
         self.sums = array("q", [0])
         self.hidden_rows = np.zeros(0, np.int64)
         self.hidden_bytes = np.zeros(0, np.int64)
@@ -178,10 +179,10 @@ class MessageBytes:
         """The first and the last batch that has a part of the range; their sizes are known then. Another file may have
         taken the place of the segment.
         """
-        index, sizes = segment.index, self._sizes.setdefault(segment.path, _Sizes())
+        index, sizes = segment.index, self._sizes.get(segment.path)
         count = len(index)
-        if len(sizes.sums) > count + 1:
-            sizes = self._sizes[segment.path] = _Sizes()
+        if sizes is None or sizes.segment is not segment or len(sizes.sums) > count + 1:
+            sizes = self._sizes[segment.path] = _Sizes(segment)
         if len(sizes.sums) <= count:
             fd = self._chain.open(segment)
             try:

@@ -57,7 +57,7 @@ class Opening:
 
     Args:
         checkpointed: the high watermark that is known to be durable: nothing below may be cut.
-        log_start_offset: the stored log start; None if the files decide.
+        log_start_offset: the stored log start; None if the files decide. merged: see `log.checkpoints`.
         several_bytes: as `scan_segment`.
 
     Attributes:
@@ -72,6 +72,7 @@ class Opening:
         checkpointed: int,
         *,
         log_start_offset: int | None,
+        merged: tuple[int, int] | None = None,
         several_bytes: int = 0,
     ) -> None:
         self.folder = folder
@@ -80,6 +81,7 @@ class Opening:
         self.newest_timestamp_us = 0
         self._checkpointed = checkpointed
         self._log_start_offset = log_start_offset
+        self._merged = merged
         self._several_bytes = several_bytes
 
     def open_segments(self) -> None:
@@ -122,6 +124,7 @@ class Opening:
         active = {int(path.stem): path for path in self.folder.glob(f"*{ACTIVE_SUFFIX}")}
         for base_offset in sorted(set(sealed) & set(active)):
             self._resolve_duplicate(base_offset, sealed, active)
+        self._complete_merge(sealed)
         found: list[SealedSegment | _Unsealed] = []
         following: int | None = None  # the base of the next file
         next_base: int | None = None  # of the next one that holds rows
@@ -156,6 +159,15 @@ class Opening:
             os.replace(sealed.pop(base_offset), aside)
         else:
             active.pop(base_offset).unlink()
+
+    def _complete_merge(self, sealed: dict[int, Path]) -> None:
+        """Segments became one, and a crash came before the removal of all but the first, which has all rows."""
+        first, end = self._merged or (0, 0)
+        others = [base_offset for base_offset in sealed if first < base_offset < end]
+        whole = SealedSegment(sealed[first], first, 0) if others and first in sealed else None
+        if whole is not None and whole.has_footer() and whole.end_offset == end:
+            for base_offset in others:
+                remove_segment_files(sealed.pop(base_offset))
 
     def _without_dropped(self, bases: list[int]) -> list[int]:
         """Completes the removal of segments below the log start, which was stored before any file was removed."""
@@ -318,11 +330,7 @@ def check_folder(folder: Path, *, must_exist: bool) -> None:
 
 
 def _has_footer(path: Path) -> bool:
-    try:
-        read_footer_index(path)
-    except CorruptLog:
-        return False
-    return True
+    return SealedSegment(path, 0, 0).has_footer()
 
 
 def lost_log(folder: Path) -> CorruptLog:

@@ -44,13 +44,13 @@ def due_segments(
             return
         if not isinstance(segment, SealedSegment) or not (count := gone.range_cardinality(start, end)):
             continue
-        rows, newest_us = segment.rows_and_newest_us
-        if newest_us >= before_us:
+        facts = segment.facts
+        if facts.newest_us >= before_us:
             return
         stay = (gone & pinned).range_cardinality(start, end) if pinned else 0
         kept = segment.kept_rows if _keeps(segment, older_messages(chain, visibility, start)) else 0
-        pending = count - (end - start - rows) - kept - stay
-        if pending > 0 and pending * _SHARE >= rows:
+        pending = count - (end - start - facts.rows) - kept - stay
+        if pending > 0 and pending * _SHARE >= facts.rows:
             yield segment
 
 
@@ -69,8 +69,7 @@ def pending_rows(chain: SegmentChain, visibility: Visibility) -> int:
     for segment, following in pairwise(chain.snapshot()):
         start, end = segment.base_offset, following.base_offset
         if isinstance(segment, SealedSegment) and (count := recorded.range_cardinality(start, end)):
-            rows, _ = segment.rows_and_newest_us
-            pending += max(0, count - (end - start - rows))
+            pending += max(0, count - (end - start - segment.facts.rows))
     return pending
 
 
@@ -127,7 +126,8 @@ def rewrite(
         finally:
             os.close(fd)
 
-    written = write_beside(segment, merge(map(stored, messages())), stream_id, compression, pause)
+    batches = merge(map(stored, messages()))
+    written = write_beside(segment, segment.end_offset, batches, stream_id, compression, pause)
     if not dropped:
         segment.kept_rows = kept
         written.path.unlink()

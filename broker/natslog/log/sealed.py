@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -36,6 +37,19 @@ _SYNC_EVERY_BYTES = 4 * 1024 * 1024
 _INDEX_TEXT = re.compile(rb"v[12] batches=\d+ crc32c=[0-9a-f]{8} [A-Za-z0-9+/=]*")
 
 
+class SegmentFacts(NamedTuple):
+    """How many rows a segment has, and the times of the newest messages of its first and its last batch."""
+
+    rows: int
+    oldest_us: int
+    newest_us: int
+
+
+def _facts_of(index: BatchIndex) -> SegmentFacts:
+    times_us = index.max_timestamps_us or (0,)
+    return SegmentFacts(sum(index.rows), times_us[0], times_us[-1])
+
+
 class SealedSegment:
     """A file on disk; its index is read when first needed and may be dropped again (`forget`)."""
 
@@ -44,18 +58,18 @@ class SealedSegment:
         "_proven",
         "base_offset",
         "checked_erasures",
+        "is_unmergeable",
         "kept_for",
         "kept_rows",
-        "newest_us",
+        "known",
         "path",
-        "rows",
         "size_bytes",
     )
 
     def __init__(self, path: Path, base_offset: int, size_bytes: int) -> None:
         self.path = path
-        self.rows: int | None = None  # how many it has, once its index was read
-        self.newest_us: int | None = None  # likewise the time of its newest message
+        self.known: SegmentFacts | None = None  # once its index was read
+        self.is_unmergeable = False  # merging failed; it is not tried again in this process
         self.kept_rows = 0  # hidden ones that rewriting had to leave in it, because they count for older messages
         self.kept_for = 0  # how many older messages there were then
         self.checked_erasures = 0  # it has no rows of those up to this serial number (`log.erasing`)
@@ -70,18 +84,15 @@ class SealedSegment:
         index = self._index
         if index is None:
             index = self._index = read_footer_index(self.path)
-            self.rows, self.newest_us = sum(index.rows), index.max_timestamps_us[-1] if len(index) else 0
+            self.known = _facts_of(index)
             if len(self._proven) != len(index):
                 self._proven = bytearray(len(index))
         return index
 
     @property
-    def rows_and_newest_us(self) -> tuple[int, int]:
-        """How many rows it has, and the time of its newest message: the index is read once. Raises CorruptLog."""
-        if self.rows is None or self.newest_us is None:
-            index = self.index
-            return sum(index.rows), index.max_timestamps_us[-1] if len(index) else 0
-        return self.rows, self.newest_us
+    def facts(self) -> SegmentFacts:
+        """The index is read once for them. Raises CorruptLog."""
+        return self.known or _facts_of(self.index)
 
     @property
     def has_index(self) -> bool:
@@ -188,17 +199,19 @@ def write_sealed(segment: ActiveSegment, stream_id: str, compression: str, pause
     if compression == "none" and mean_bytes >= _LARGE_COMMIT_BYTES:
         _append_footer(segment)
         return Written(segment.path)
-    return write_beside(segment, _merged(segment), stream_id, compression, pause)
+    return write_beside(segment, segment.end_offset, _merged(segment), stream_id, compression, pause)
 
 
 def write_beside(
     segment: ActiveSegment | SealedSegment,
+    end_offset: int,
     batches: Iterable[Merged],
     stream_id: str,
     compression: str,
     pause: Callable[[], None],
 ) -> Written:
-    """Writes a sealed file of these batches, of all offsets of the segment; durable and read back when this returns.
+    """Writes a sealed file of these batches, of all offsets from the segment's first one to `end_offset`; durable and
+    read back when this returns.
 
     Raises:
         CorruptLog, OSError: as `write_sealed`; no file remains.
@@ -206,16 +219,16 @@ def write_beside(
     beside = segment.path.with_suffix(".tmp")
     try:
         uncompressed_bytes = _write_batches(segment.base_offset, batches, beside, stream_id, compression, pause)
-        _prove_all(beside, segment, pause)
+        _prove_all(beside, segment.base_offset, end_offset, pause)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
     return Written(beside, None if compression == "none" else uncompressed_bytes)
 
 
-def _prove_all(path: Path, segment: ActiveSegment | SealedSegment, pause: Callable[[], None]) -> None:
-    """The former file is removed only when every batch of the new one has been read back."""
-    written = SealedSegment(path, segment.base_offset, path.stat().st_size)
+def _prove_all(path: Path, base_offset: int, end_offset: int, pause: Callable[[], None]) -> None:
+    """Former files are removed only when every batch of the new one has been read back."""
+    written = SealedSegment(path, base_offset, path.stat().st_size)
     fd = os.open(path, os.O_RDONLY)
     try:
         for at in range(len(index := written.index)):
@@ -223,7 +236,7 @@ def _prove_all(path: Path, segment: ActiveSegment | SealedSegment, pause: Callab
             pause()
     finally:
         os.close(fd)
-    assert written.end_offset == segment.end_offset, "the new file is for the same offsets"
+    assert written.end_offset == end_offset, "the new file is for the same offsets"
 
 
 def _append_footer(segment: ActiveSegment) -> None:

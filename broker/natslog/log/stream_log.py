@@ -57,6 +57,7 @@ from natslog.log.room import DiskRoom, StoreLimit
 from natslog.log.scrub import ScrubProgress
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
+from natslog.log.small_segments import Full, SmallSegments, has_many_small_batches, write_merged
 from natslog.log.stored_ids import KeptIds, NewestIds, StoredIds, as_damage, ids_in, is_older, newest_ids
 from natslog.log.subject_index import SubjectIndex
 from natslog.log.visibility import UNKNOWN, Visibility
@@ -90,6 +91,8 @@ class LogOptions:
         appends_copies: several batches may have been written at once, also without other replicas: by an import.
         stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored, which natslog
             0.1.0 does not know. stores_gaps: whether batches may lack rows, which 0.1.0 takes for damage.
+        merges_segments: whether small sealed segments become one.
+        closed_early: called where a segment is closed because it has many small batches; from any thread.
     """
 
     segment_bytes: int = 128 * 1024 * 1024
@@ -100,6 +103,8 @@ class LogOptions:
     store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
     stores_scrub: bool = True
     stores_gaps: bool = True
+    merges_segments: bool = True
+    closed_early: Callable[[], None] = lambda: None
     appends_copies: bool = False
 
 
@@ -142,6 +147,7 @@ class StreamLog:
         self.visible_size = VisibleSize(self.chain, self.visibility.removed)
         self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
         self._message_bytes_lock = threading.Lock()
+        self._full_by: tuple[StreamSettings | None, Full] = (None, Full(1, 1, 1))
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
@@ -164,9 +170,11 @@ class StreamLog:
             self.chain,
             self._checkpoints.high_watermark,
             log_start_offset=self._checkpoints.log_start_offset,
+            merged=self._checkpoints.merged,
             several_bytes=self._several_bytes(),
         )
         opening.open_segments()
+        self._small_segments = SmallSegments(self.chain, self.compression)
         self._open_epochs(must_exist)
         self.scrub.drop_below(self.log_start_offset)
         self.chain.limited_below = self._checkpoints.limited_below
@@ -345,24 +353,28 @@ class StreamLog:
             raise
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
-        """By bytes, rows or age; limits of the stream roll earlier, so that retention can work in whole segments. Also
-        where all of it was purged.
-        """
+        """Also where all of it was purged, or where it has too many small batches."""
         if not len(segment.index):
             return False
-        if segment.end_offset <= self.chain.purged_below:
+        if segment.end_offset <= self.chain.purged_below or has_many_small_batches(segment.index, 0):
             return True
+        offsets, age_us = segment.end_offset - segment.base_offset, now_us - segment.index.max_timestamps_us[0]
+        return self._full.share(segment.size_bytes, offsets, age_us) >= 1
+
+    @property
+    def _full(self) -> Full:
+        """By bytes, offsets or age; limits of the stream roll earlier, so that retention can work in whole segments."""
         settings = self.settings
+        if self._full_by[0] is settings:
+            return self._full_by[1]
         roll_bytes = self.options.segment_bytes
         if settings.max_bytes is not None:
             roll_bytes = min(roll_bytes, max(_SMALLEST_ROLL_BYTES, settings.max_bytes // _ROLLS_PER_LIMIT))
         roll_age_s = min(self.options.segment_age_s, (settings.max_age_s or 1e12) / _ROLLS_PER_LIMIT)
         roll_rows = max(1, (settings.max_messages or 2**62) // _ROLLS_PER_LIMIT)
-        return (
-            segment.size_bytes >= roll_bytes
-            or segment.end_offset - segment.base_offset >= roll_rows
-            or now_us - segment.index.max_timestamps_us[0] >= roll_age_s * 1_000_000
-        )
+        full = Full(roll_bytes, roll_rows, roll_age_s * 1_000_000)
+        self._full_by = settings, full
+        return full
 
     def _roll(self) -> ActiveSegment:
         """A new last segment. It replaces one that failed before it had any messages: the log's end is known
@@ -390,6 +402,8 @@ class StreamLog:
                 self.chain.segments[-1] = fresh
             else:
                 self.chain.segments.append(fresh)
+        if isinstance(last, ActiveSegment) and has_many_small_batches(last.index, 0):
+            self.options.closed_early()
         return fresh
 
     def roll(self) -> None:
@@ -425,10 +439,25 @@ class StreamLog:
         has_limit = has_limit or self.first_readable_offset > self.log_start_offset
         has_work = self.high_watermark > self.checkpointed or self.chain.has_unsealed
         has_work = has_work or self.chain.limited_below > self._checkpoints.limited_below
+        has_work = has_work or (self.options.merges_segments and self._small_segments.may_be_due)
         visibility = self.visibility
         has_rows = visibility.has_rules and visibility.applied < self.high_watermark
         has_rows = has_rows or bool(visibility.removed) or self.erasures.is_pending
         return has_work or has_rows or bool(self.kept_ids.serial) or (has_limit and len(segments) > 1)
+
+    @property
+    def is_to_be_rolled(self) -> bool:
+        """Whether the segment that takes commits has rows that are to be erased, or small batches that are to be
+        merged: also of a follower.
+        """
+        last = self.chain.last
+        if self.failure is not None or not isinstance(last, ActiveSegment) or not len(last.index):
+            return False
+        now_us = self._last_timestamp_us + int(self.idle_s * 1e6)
+        if has_many_small_batches(last.index, now_us - last.index.max_timestamps_us[0]):
+            return True
+        rows = self.erasures.pending() if self.erasures.is_pending else None
+        return rows is not None and rows.concerns(last.base_offset, last.end_offset)
 
     @property
     def sealed_end_offset(self) -> int:
@@ -475,7 +504,7 @@ class StreamLog:
         if self.failure is not None or not isinstance(last, ActiveSegment):
             return False
         is_purged = len(last.index) > 0 and last.base_offset < self.chain.purged_below
-        return is_purged or self._is_full(last, now_us) or self.has_open_erased
+        return is_purged or self._is_full(last, now_us) or self.is_to_be_rolled
 
     def seal_next(self, pause: Callable[[], None] = lambda: None) -> bool:
         """Seals the oldest full segment, if there is one; True if it did.
@@ -488,26 +517,42 @@ class StreamLog:
             CorruptLog, OSError: it cannot be sealed; it is read as it is, and later segments go on.
         """
 
+        def seal(go_on: Callable[[], None]) -> bool:
+            segment = self.chain.oldest_unsealed()
+            if segment is None:
+                return False
+            self._room.require_now(segment.size_bytes)
+            try:
+                self._seal(segment, go_on)
+            except (CorruptLog, OSError) as error:
+                segment.unsealable = not (isinstance(error, OSError) and error.errno in NO_ROOM)
+                raise
+            return True
+
+        return self._write_again(seal, pause)
+
+    def _write_again(self, work: Callable[[Callable[[], None]], bool], pause: Callable[[], None]) -> bool:
+        """What `work` returns, which writes a segment anew; it calls what it is given as `seal_next` calls `pause`.
+        False, and nothing is done, where the log is damaged; nothing is changed where it is closed meanwhile.
+
+        Raises:
+            StorageFull: no room.
+        """
+
         def go_on() -> None:
             pause()
             if self._is_closed:
                 raise _Closed
 
         with self._seal_lock:
-            segment = self.chain.oldest_unsealed()
-            if segment is None or self.chain.damages or self._is_closed:
+            if self.chain.damages or self._is_closed:
                 return False
-            self._room.require_now(segment.size_bytes)
             try:
-                self._seal(segment, go_on)
+                return work(go_on)
             except _Closed:
                 return False  # what was begun is removed when the log is opened
-            except (CorruptLog, OSError) as error:
-                if isinstance(error, OSError) and error.errno in NO_ROOM:
-                    raise self._room.full() from error
-                segment.unsealable = True
-                raise
-            return True
+            except OSError as error:
+                raise (self._room.full() if error.errno in NO_ROOM else error) from error
 
     def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
         written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
@@ -522,6 +567,49 @@ class StreamLog:
         segment.close()
         segment.path.unlink(missing_ok=True)
         self.compression.sealed(self.chain, segment.base_offset, written.uncompressed_bytes)
+
+    def merge_next(self, pause: Callable[[], None] = lambda: None) -> bool:
+        """Writes small sealed neighbours as one segment, if enough of them are there (`log.small_segments`); True if
+        it did.
+
+        Args:
+            pause: as in `seal_next`.
+
+        Raises:
+            As `seal_next`.
+        """
+
+        def merge(go_on: Callable[[], None]) -> bool:
+            parts = self._small_segments.next(self._full)
+            if not parts:
+                return False
+            self._room.require_now(sum(part.size_bytes for part in parts))
+            fresh, uncompressed_bytes = write_merged(parts, self.stream_id, self.settings.compression, go_on)
+            self._replace_by_merged(parts, fresh)
+            self.compression.sealed(self.chain, fresh.base_offset, uncompressed_bytes)
+            return True
+
+        is_due = self.options.merges_segments and self._small_segments.may_be_due
+        return is_due and self._write_again(merge, pause)
+
+    def _replace_by_merged(self, parts: list[SealedSegment], fresh: SealedSegment) -> None:
+        offsets = parts[0].base_offset, parts[-1].end_offset
+        with self._checkpoint_lock:
+            self._checkpoints.store_merged(self.high_watermark, self.chain.limited_below, offsets)
+
+        def replace() -> Segment:
+            with self.chain.lock:  # with the name, so that no reader opens the new file by the old index
+                os.replace(fresh.path, parts[0].path)
+                fresh.path = parts[0].path
+                at = next(at for at, one in enumerate(self.chain.segments) if one is parts[0])
+                self.chain.segments[at : at + len(parts)] = [fresh]
+            return fresh
+
+        self.subjects.merge(parts, replace)
+        sync_folder(self.folder)
+        for part in parts[1:]:
+            remove_segment_files(part.path)
+        sync_folder(self.folder)
 
     def enforce_retention(self) -> int:
         """Moves the logical start, and removes segments below it; returns how many."""
@@ -664,14 +752,7 @@ class StreamLog:
             As `seal_next`.
         """
 
-        def go_on() -> None:
-            pause()
-            if self._is_closed:
-                raise _Closed
-
-        with self._seal_lock:
-            if self.chain.damages or self._is_closed:
-                return False
+        def rewrite(go_on: Callable[[], None]) -> bool:
             self.visibility.removed_below(self.high_watermark)
             pinned = self.latest_views.pinned(time.monotonic())
             drops_start = self.options.stores_gaps
@@ -680,13 +761,10 @@ class StreamLog:
             if segment is None:
                 return False
             self._room.require_now(segment.size_bytes)
-            try:
-                self._replace_by_rewritten(segment, go_on)
-            except _Closed:
-                return False
-            except OSError as error:
-                raise (self._room.full() if error.errno in NO_ROOM else error) from error
+            self._replace_by_rewritten(segment, go_on)
             return True
+
+        return self._write_again(rewrite, pause)
 
     @property
     def pending_rows(self) -> int:
@@ -729,24 +807,16 @@ class StreamLog:
             As `seal_next`.
         """
 
-        def go_on() -> None:
-            pause()
-            if self._is_closed:
-                raise _Closed
-
-        with self._seal_lock:
+        def erase(go_on: Callable[[], None]) -> bool:
             rows = self.erasures.pending()
-            if rows is None or self.chain.damages or self._is_closed:
+            if rows is None:
                 return False
-            try:
-                if (segment := due_segment(self.chain, rows)) is not None:
-                    self._erase_in(segment, rows, now_us, go_on)
-                    return True
+            if (segment := due_segment(self.chain, rows)) is None:
                 return self._complete_erasure(rows, now_us)
-            except _Closed:
-                return False
-            except OSError as error:
-                raise (self._room.full() if error.errno in NO_ROOM else error) from error
+            self._erase_in(segment, rows, now_us, go_on)
+            return True
+
+        return self._write_again(erase, pause)
 
     def _erase_in(self, segment: SealedSegment, rows: ErasedRows, now_us: int, pause: Callable[[], None]) -> None:
         """Under the lock of sealing."""
@@ -776,15 +846,6 @@ class StreamLog:
         self.visibility.removed_below(self.high_watermark)
         self.visibility.forget_texts(self.erasures.all_rows(), self.log_start_offset)
         return not self.erasures.complete(rows, now_us)
-
-    @property
-    def has_open_erased(self) -> bool:
-        """Whether rows that are to be erased are in the segment that takes commits: it is to be rolled."""
-        last = self.chain.last
-        if self.failure is not None or not isinstance(last, ActiveSegment) or not len(last.index):
-            return False
-        rows = self.erasures.pending() if self.erasures.is_pending else None
-        return rows is not None and rows.concerns(last.base_offset, last.end_offset)
 
     def apply_rules(self) -> None:
         """Hides what newer messages hide, so that readers find little left to do, and stores the result from time to

@@ -212,6 +212,18 @@ class SubjectIndex:
         with self._lock:
             path.with_suffix(SUBJECTS_SUFFIX).unlink(missing_ok=True)
 
+    def merge(self, merged: Sequence[Segment], replace: Callable[[], Segment]) -> None:
+        """The parts of these neighbours become one, if all are known. `replace` puts a segment in their place, and
+        returns it.
+        """
+        with self._lock:
+            known = [self._sealed.get(segment.base_offset, (None, None)) for segment in merged]
+            parts = [part for (of, part), segment in zip(known, merged, strict=True) if part and of is segment]
+            whole = SubjectPart.joined(parts) if len(parts) == len(merged) else None
+            fresh = replace()
+            if whole is not None:
+                self._sealed[fresh.base_offset] = fresh, self._kept(fresh.path, whole, file_identity(fresh.path))
+
     def _parts(self, end: int) -> list[SubjectPart]:
         """Of the messages below `end`, and perhaps of some behind it."""
         self.is_used = True
@@ -277,6 +289,11 @@ class SubjectIndex:
             made = SubjectPart.joined(recent)
         else:
             made = SubjectPart.of_rows(start, end, self._visible_rows(start, end))
+        return segment, self._kept(path, made, identity)
+
+    @staticmethod
+    def _kept(path: Path, made: SubjectPart, identity: bytes) -> SubjectPart:
+        """In a file beside the segment, if that is possible."""
         try:
             made.store(path, identity)
         except OSError as error:
@@ -286,7 +303,7 @@ class SubjectIndex:
                 error,
                 extra=event("log.index_in_memory", path=path),
             )
-        return segment, SubjectPart.stored(path, start, end) or made
+        return SubjectPart.stored(path, made.start, made.end) or made
 
     def _visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """What is hidden now stays hidden: it need not be in a part."""

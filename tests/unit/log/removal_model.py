@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +29,7 @@ from natslog.cluster.epochs import NO_EPOCH
 from natslog.cluster.features import STREAM_CHANGES_LEVEL
 from natslog.cluster.stream_changes import edited
 from natslog.errors import CorruptLog, InvalidRequest
-from natslog.log import LogOptions, ReplicaLog
+from natslog.log import LogOptions, ReplicaLog, small_segments
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.erasing import ErasedOffsets, Erases
 from natslog.log.expiry import TOMBSTONE_HEADER, TTL_HEADER
@@ -215,9 +216,15 @@ class Replica:
 
     def erase_next(self, now_us: int) -> bool:
         """As maintenance does it. Whether something is left to do."""
-        if self.log.has_open_erased:
+        if self.log.is_to_be_rolled:
             self.log.roll()
         return self.log.seal_next() or self.log.erase_next(now_us)
+
+    def merge_next(self) -> bool:
+        """Any two small segments, also after a restart."""
+        self.log._small_segments._settled = None
+        with patch.multiple(small_segments, _MERGED_AT_ONCE=2, _UNEVEN=2.0, _MERGED_EARLY=1.0):
+            return self.log.merge_next()
 
     def crash_within(self, work: Callable[[], object], call: int, *, tears: bool) -> bool:
         """Ends before this change of a file name, or sync; as opened afterwards. False: the work was done before."""
@@ -816,6 +823,10 @@ class Stream:
         replica = self.replicas[number % 3]
         self._readable(replica, lambda: replica.log.rewrite_next(_NO_WINDOW_US))
 
+    def merge(self, number: int) -> None:
+        replica = self.replicas[number % 3]
+        self._readable(replica, replica.merge_next)
+
     def compact(self, number: int) -> None:
         """All that is hidden is recorded, and one replica rewrites what it can."""
         self._record_all()
@@ -839,6 +850,7 @@ class Stream:
             "rewrite": lambda: replica.log.rewrite_next(_NO_WINDOW_US),
             "erase": lambda: replica.erase_next(self.now_us),
             "seal": replica.log.seal_next,
+            "merge": replica.merge_next,
         }
         if not replica.is_damaged and replica.crash_within(work[name], call, tears=tears):
             self._open(replica)

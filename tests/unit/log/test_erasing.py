@@ -76,7 +76,7 @@ def erase(log: ReplicaLog, erases: Erases, offsets: set[int], name: str = "e1", 
 
 def erase_all(log: ReplicaLog) -> None:
     """As maintenance does it."""
-    if log.has_open_erased:
+    if log.is_to_be_rolled:
         log.roll()
     while log.seal_next():
         pass
@@ -126,7 +126,7 @@ def test_few_rows_and_recent_ones_are_erased_at_once(log_folder: Path) -> None:
     log = open_log(log_folder)
     log.append(buffers([("a", None, b"%d" % at) for at in range(100)] + [("b", None, b"secret")]), NOW_US)
     erase(log, "subject", {100})
-    assert log.has_open_erased
+    assert log.is_to_be_rolled
     assert log.is_roll_due(NOW_US)
     assert not log.erase_next(NOW_US), "an open segment is rolled first"
     assert log.erasures.is_pending

@@ -43,7 +43,7 @@ SETTINGS = st.builds(
     MOST_MESSAGES,
     MOST_BYTES,
 )
-MAINTENANCE = st.sampled_from(["rewrite", "rewrite", "erase", "seal"])
+MAINTENANCE = st.sampled_from(["rewrite", "rewrite", "erase", "seal", "merge"])
 APPEND = st.tuples(st.just("append"), st.lists(MESSAGES, min_size=1, max_size=6))
 COPY = st.tuples(st.just("copy"), NUMBERS)
 REMOVALS = st.one_of(
@@ -61,7 +61,7 @@ EDITS = st.one_of(
     st.tuples(st.just("edit_ttl"), st.booleans(), TTLS),
 )
 FILES = st.one_of(
-    st.tuples(st.sampled_from(["roll", "seal", "rewrite", "erase_next", "retain"]), NUMBERS),
+    st.tuples(st.sampled_from(["roll", "seal", "merge", "rewrite", "erase_next", "retain"]), NUMBERS),
     st.tuples(st.just("compact"), NUMBERS),
     st.tuples(st.just("compact"), NUMBERS),
     st.tuples(st.just("seal_all")),

@@ -8,6 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from natslog.errors import CorruptLog
-from natslog.log import ReplicaLog, StreamLog
+from natslog.log import ReplicaLog, StreamLog, small_segments
 from natslog.log.newest import Texts
 from natslog.log.removed import HiddenThen, offset_set
 from natslog.log.subject_counts import COUNTS_SCHEMA, SubjectCounts, combined
@@ -35,6 +36,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("remove"), st.sets(st.integers(0, 60), max_size=6)),
         st.tuples(st.just("roll and seal"), st.none()),
         st.tuples(st.just("rewrite"), st.none()),
+        st.tuples(st.just("merge"), st.none()),
         st.tuples(st.just("look up"), st.integers(0, 70)),
         st.tuples(st.just("reopen"), st.sampled_from(["whole", "damaged", "cut", "without"])),
         st.tuples(st.just("limit start"), st.integers(0, 40)),
@@ -135,6 +137,9 @@ def test_what_is_found_is_what_a_model_has(operations: list[tuple[str, Any]], li
                     log.apply_rules()
                     replica.record(set(log.visibility.removed.derived(0, log.high_watermark)))
                     log.rewrite_next(2**60)
+                case "merge":
+                    with patch.multiple(small_segments, _MERGED_AT_ONCE=2, _MERGED_EARLY=1.0):
+                        log.merge_next()
                 case "look up":
                     check(log, model, argument)
                 case "reopen":

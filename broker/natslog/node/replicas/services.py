@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from natslog.cluster.activity import Kind
 from natslog.cluster.commands import BackgroundCommand, IsrChange
-from natslog.cluster.features import BATCH_FORMAT_LEVEL, FOLDER_NAMES_LEVEL, SCRUB_LEVEL
+from natslog.cluster.features import BATCH_FORMAT_LEVEL, FOLDER_NAMES_LEVEL, MERGING_LEVEL, SCRUB_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
 from natslog.model import BrokerId, StreamId, StreamRecord
@@ -112,6 +112,8 @@ class Services:
             store=self.store,
             stores_scrub=self.level >= SCRUB_LEVEL,
             stores_gaps=self.level >= BATCH_FORMAT_LEVEL,
+            merges_segments=self.level >= MERGING_LEVEL,
+            closed_early=lambda: self.wake_upkeep(),
         )
         shown_name = record.name if self.level >= FOLDER_NAMES_LEVEL else ""
         return LogFolder(self.data_dir.stream_folder(record.id, shown_name), options)

@@ -644,7 +644,7 @@ class HostedStream:
         Raises:
             NatslogError: the log could not be changed; it is asked for again later.
         """
-        if companion is None and self._log is not None and self._log.has_open_erased:
+        if companion is None and self._log is not None and self._log.is_to_be_rolled:
             append = self._append_to_new_segment(append)
         step = self._replica.answered(
             epoch,
@@ -673,7 +673,9 @@ class HostedStream:
         return True
 
     def _append_to_new_segment(self, append: Callable[[ReplicaLog], Any] | None) -> Callable[[ReplicaLog], Any]:
-        """Rolls the open segment of a follower first, so that it is sealed and its erased rows can go."""
+        """Rolls the open segment of a follower first, so that it is sealed: its erased rows can go then, or its small
+        batches are merged.
+        """
 
         async def rolled(log: ReplicaLog) -> None:
             await self._in_thread(log.roll)

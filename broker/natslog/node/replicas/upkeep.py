@@ -83,6 +83,7 @@ class Upkeep:
         self._clock, self._executor = clock, executor
         self._warned_s = -_WARN_EVERY_S
         self._rounds = 0
+        self._loop = asyncio.get_running_loop()
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._seen_since: dict[str, float] = {}
@@ -108,7 +109,7 @@ class Upkeep:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        loop, is_behind = asyncio.get_running_loop(), False
+        loop, is_behind = self._loop, False
         while not await self._is_stopping_within(0.0 if is_behind else self._config.retention_interval_s):
             self._wanted.clear()
             due = rolled_and_due([stream for stream in self._hosting.streams.values() if stream.log is not None])
@@ -147,8 +148,8 @@ class Upkeep:
         return log.sealed_end_offset
 
     def begin_round(self) -> None:
-        """Soon, rather than at its time: there are files to remove."""
-        self._wanted.set()
+        """Soon, rather than at its time: there are files to remove, or to seal. From any thread."""
+        self._loop.call_soon_threadsafe(self._wanted.set)
 
     def _warn_of_clocks(self) -> None:
         if time.monotonic() - self._warned_s < _WARN_EVERY_S:
@@ -215,7 +216,8 @@ class Upkeep:
 
 
 def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
-    """Closes active segments that are full or old, and the costliest ones if a start would have too much to read.
+    """Closes active segments that are full or old, or have many small batches, and the costliest ones if a start would
+    have too much to read.
 
     Returns:
         The streams with work for a thread. Checking an idle one costs microseconds.
@@ -224,7 +226,7 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
     for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
-        if stream.following is not None and stream.usable_log().has_open_erased:
+        if stream.following is not None and stream.usable_log().is_to_be_rolled:
             stream.roll_soon()
         if ingest is not None and (excess > 0 or _is_roll_due(stream, ingest)):
             ingest.roll()
@@ -340,12 +342,14 @@ def _keep_companion(stream: HostedStream, _: ReplicaLog) -> bool:
         if stream.following is not None:
             companion.log.drop_before(companion.leader_log_start)
         companion.log.seal_next()
+        companion.log.merge_next()
     return False
 
 
 def _next_segment(stream: HostedStream, log: ReplicaLog, pacer: Pacer) -> bool:
-    """Seals or rewrites one segment, if there is one to be. Erasure comes first, once the rows are sealed."""
-    return _erase_one(log, pacer) or _seal_one(log, pacer) or _rewrite_one(stream, log, pacer)
+    """Seals, merges or rewrites segments, if there are some to be. Erasure comes first, once the rows are sealed."""
+    is_done = _erase_one(log, pacer) or _seal_one(log, pacer) or log.merge_next(pacer.pause)
+    return is_done or _rewrite_one(stream, log, pacer)
 
 
 def _erase_one(log: ReplicaLog, pacer: Pacer) -> bool:

@@ -59,6 +59,7 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     streams[1].usable_log().roll()
     assert rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
     assert streams[1].usable_log().seal_next()
+    assert not streams[1].usable_log().merge_next()
     assert not streams[1].usable_log().needs_upkeep()
     for stream in streams:
         stream.usable_log().close()
