@@ -52,7 +52,7 @@ class ReplicaLog(RunLog):
                 self.epochs.begin(Epoch(header.epoch), header.base_offset)
             self.store_epochs()
             size_bytes = sum(batch.header.total_bytes for batch in batches)
-            self.active_for_append(size_bytes, last.max_timestamp_us).append(*batches)
+            self._write(self.active_for_append(size_bytes, last.max_timestamp_us), *batches)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(max(self._last_timestamp_us, last.max_timestamp_us))

@@ -35,7 +35,7 @@ from natslog.arrow.row_buffers import RowBuffers
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
-from natslog.log.batch_encoder import encode_rows
+from natslog.log.batch_encoder import EncodedBatch, encode_rows
 from natslog.log.batch_index import BatchEntry
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.checked_file import make_folder, sync_folder
@@ -154,6 +154,7 @@ class StreamLog:
         self._limits_lock = threading.Lock()
         self._room = DiskRoom(folder, options.min_free_bytes, options.store)
         self.appended_bytes = 0  # since it was opened, about
+        self.written_in_s = 0.0  # by the last append: to write its bytes and to sync them
         self._unwritten_bytes = 0  # of an append that is under way
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
@@ -303,11 +304,17 @@ class StreamLog:
                 epoch=self.epoch,
                 batch_format=batch_format,
             )
-            active.append(encoded)
+            self._write(active, encoded)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)
         return base_offset, timestamp_us
+
+    def _write(self, active: ActiveSegment, *batches: EncodedBatch) -> None:
+        """One commit. Raises OSError."""
+        started_s = time.perf_counter()
+        active.append(*batches)
+        self.written_in_s = time.perf_counter() - started_s
 
     def failed(self, error: OSError) -> StorageFull | StorageUnavailable | StorageFailed:
         """Space may become free again, so that a new file can be created, and so may descriptors, without which no file

@@ -28,13 +28,13 @@ from natslog.node.peers.pieces import ask_for_pieces
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
+from natslog.node.writes.disk_pace import DiskPace
 
 logger = logging.getLogger("natslog.replication")
 
 _ANSWER_WITHIN_S = 2.0
 _AGAIN_S = 0.2
-_SMALL_BYTES = 512 * 1024
-_QUICK_S = 0.003
+_SMALL_BYTES, _MEASURED_BYTES = 512 * 1024, 32 * 1024
 _COMPLAIN_EVERY_S = 10.0
 
 
@@ -47,7 +47,7 @@ class Fetcher:
 
     Args:
         link: the link to that broker now, if it is up.
-        incarnation: of this broker's life.
+        incarnation: of this broker's life. pace: of the disk.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Fetcher:
         link: Callable[[], DialledLink | None],
         incarnation: str,
         executor: Executor,
+        pace: DiskPace,
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
         self.leader = leader
@@ -64,7 +65,7 @@ class Fetcher:
         self.fetched_bytes = 0
         self._link = link
         self._incarnation = incarnation
-        self._executor = executor
+        self._executor, self._pace = executor, pace
         self._streams: dict[StreamId, Followed] = {}
         self._changed: dict[StreamId, None] = {}
         self._forget: set[StreamId] = set()
@@ -73,7 +74,6 @@ class Fetcher:
         self._session_of: object = None
         self._something = asyncio.Event()
         self._adopting: dict[StreamId, asyncio.Task[None]] = {}
-        self._usual_s = 1.0
         self._complained_s = -_COMPLAIN_EVERY_S
         self._task = asyncio.create_task(self._run(), name=f"fetching from broker {leader}")
         self._on_bug = on_bug
@@ -220,22 +220,17 @@ class Fetcher:
         file, in a thread.
         """
         self.fetched_bytes += len(data)
-        is_quick = self._usual_s < _QUICK_S and log.is_quick_append(max(now_us(), log.newest_timestamp_us), epoch)
+        is_quick = self._pace.is_quick and log.is_quick_append(max(now_us(), log.newest_timestamp_us), epoch)
         if len(data) > _SMALL_BYTES or not is_quick:
             return self._append_in_thread(log, stream.name, epoch, data)
-        started = time.perf_counter()
         _append_copies(log, stream.name, epoch, data)
-        self._note_time(started)
+        if len(data) <= _MEASURED_BYTES:
+            self._pace.took(log.written_in_s)
         return None
 
     async def _append_in_thread(self, log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:
-        started = time.perf_counter()
         await in_thread(self._executor, _append_copies, log, name, epoch, data)
-        if len(data) <= _SMALL_BYTES:
-            self._note_time(started)
-
-    def _note_time(self, started: float) -> None:
-        self._usual_s += (time.perf_counter() - started - self._usual_s) / 8
+        self._pace.took_in_thread(log.written_in_s)
 
     async def close(self) -> None:
         """No write is in progress when this returns."""

@@ -191,6 +191,7 @@ class Hosting:
                 link=lambda: self._link_to(leader),
                 incarnation=self._data_dir.incarnation,
                 executor=self._writers,
+                pace=self.services.pace,
                 on_bug=self._on_bug,
             )
         return self.fetchers[leader]

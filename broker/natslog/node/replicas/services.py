@@ -19,6 +19,7 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.log_folder import LogFolder
+from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.latency import LatencyHistogram
 from natslog.subjects import SubjectSet
@@ -78,6 +79,7 @@ class Services:
     store: StoreLimit
     report: Callable[[Kind, str, str, str], None] = lambda kind, name, stream_id, message: None
     leaders_appointed: int = 0
+    pace: DiskPace = field(default_factory=DiskPace)
     commit_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     wake_scrubber: Callable[[], None] = lambda: None
     wake_upkeep: Callable[[], None] = lambda: None

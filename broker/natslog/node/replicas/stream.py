@@ -995,6 +995,7 @@ class HostedStream:
             sender=self._nats,
             executor=services.writers,
             memory=services.memory,
+            pace=services.pace,
             refuses=_refusal_of(record),
             ack_rules=self._ack_rules(record.settings),
             stats=self.stats,

@@ -60,6 +60,7 @@ from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
 from natslog.node.writes.commit_spans import CommitSpan
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
+from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.header_checks import feature_refusals, refusal_of
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
 from natslog.node.writes.last_of_subjects import LastOfSubjects
@@ -76,7 +77,6 @@ Marks: TypeAlias = npt.NDArray[np.bool_]
 
 _LOG_EVERY_S = 5.0
 _TURN_S = 0.05
-_QUICK_S = 0.001
 _QUICK_BYTES = 32 * 1024
 _WAITING_BYTES = 256  # of a commit's own record
 
@@ -151,6 +151,7 @@ class StreamIngest:
 
     Args:
         stream_time: gives the timestamps of appended messages, and the time for deduplication.
+        pace: of the disk, shared by the streams of a broker.
         appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
             follows. Without it all that is appended is committed.
         refusal: why nothing may be appended now, if so; asked from any thread.
@@ -174,6 +175,7 @@ class StreamIngest:
         refuses: NatslogError | None = None,
         ack_rules: AckRules,
         stats: IngestStats | None = None,
+        pace: DiskPace | None = None,
         appended: Callable[[int], object] | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
         batch_format: Callable[[], int] = lambda: LATEST_FORMAT,
@@ -192,6 +194,7 @@ class StreamIngest:
         self._sender = sender
         self._executor = executor
         self._memory = memory
+        self._pace = pace or DiskPace()
         self._loop = asyncio.get_running_loop()
         self._last_complaint = -_LOG_EVERY_S
         self._appended = appended or self.release
@@ -205,7 +208,6 @@ class StreamIngest:
         self._lock = threading.Lock()  # guards what follows
         self._gathered: deque[_Gathering] = deque()
         self._has_turn = False
-        self._usual_s = 1.0  # of a commit, an exponential mean
         self._closing = False
         self._roll_due = False
         self._new_window_s: float | None = None
@@ -523,26 +525,29 @@ class StreamIngest:
         if self._is_quick():
             self._loop.call_soon(self._turn_here)
         else:
-            self._executor.submit(self._turn, self._finish_soon)
+            self._turn_in_thread()
 
     def _turn_here(self) -> None:
         """In the event loop, unless many messages have gathered since it was requested."""
         with self._lock:
             still_quick = self._is_quick()
         if still_quick:
-            self._turn(self._finish)
+            self._turn(self._finish, self._pace.took)
         else:
-            self._executor.submit(self._turn, self._finish_soon)
+            self._turn_in_thread()
+
+    def _turn_in_thread(self) -> None:
+        self._executor.submit(self._turn, self._finish_soon, self._pace.took_in_thread)
 
     def _is_quick(self) -> bool:
         """Whether the pending work is one small commit without a new file, on a disk that was fast recently."""
         return (
-            self._usual_s < _QUICK_S
-            and len(self._gathered) == 1
+            len(self._gathered) == 1
             and self._gathered[0].frame_bytes <= _QUICK_BYTES
             and not self._gathered[0].builder.has_conditions  # to check them may take a read of the log
             and self.room.fits(self._gathered[0].builder.rows, 2 * _QUICK_BYTES)
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
+            and self._pace.is_quick
             and self.log.is_quick_append(self.stream_time.now_us())
         )
 
@@ -551,20 +556,26 @@ class StreamIngest:
 
     # ---- committing: a writer thread, or the event loop if the commit is fast ----
 
-    def _turn(self, finish: Callable[[_Outcome], None]) -> None:
-        """Executes pending commits, and for a while new ones; then other streams get their turn."""
+    def _turn(self, finish: Callable[[_Outcome], None], took: Callable[[float], None]) -> None:
+        """Executes pending commits, and for a while new ones; then other streams get their turn.
+
+        Args:
+            finish: takes the outcome of each commit. took: takes the seconds that each took.
+        """
         try:
             until = time.monotonic() + _TURN_S
-            while (work := self._next_work(finish)) is not None:
+            while (work := self._next_work(finish, took)) is not None:
                 work()
                 if time.monotonic() > until:
-                    self._executor.submit(self._turn, self._finish_soon)
+                    self._turn_in_thread()
                     return
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._on_bug, f"the writer of stream {self.name}", error)
             raise
 
-    def _next_work(self, finish: Callable[[_Outcome], None]) -> Callable[[], None] | None:
+    def _next_work(
+        self, finish: Callable[[_Outcome], None], took: Callable[[float], None]
+    ) -> Callable[[], None] | None:
         with self._lock:
             if self._new_window_s is not None:
                 return self._rebuild_dedupe
@@ -573,7 +584,7 @@ class StreamIngest:
                 return self._errands.popleft()
             if self._gathered:
                 self._did_errand = False
-                return partial(self._commit, self._gathered.popleft(), finish)
+                return partial(self._commit, self._gathered.popleft(), finish, took)
             if self._closing:
                 self._note_idle()
                 self._loop.call_soon_threadsafe(self._stopped.set)
@@ -623,14 +634,14 @@ class StreamIngest:
                 extra=event("stream.roll_failed", stream=self.name, reason=error.code),
             )
 
-    def _commit(self, gathering: _Gathering, finish: Callable[[_Outcome], None]) -> None:
-        outcome = self._outcome_of(gathering)
+    def _commit(self, gathering: _Gathering, finish: Callable[[_Outcome], None], took: Callable[[float], None]) -> None:
+        outcome = self._outcome_of(gathering, took)
         finish(outcome)
         if outcome.span is not None:
             outcome.span.find_contexts()
         self._memory.take_back(gathering.builder)
 
-    def _outcome_of(self, gathering: _Gathering) -> _Outcome:
+    def _outcome_of(self, gathering: _Gathering, took: Callable[[float], None]) -> _Outcome:
         if self._abandoned:
             return _Outcome(
                 0,
@@ -653,7 +664,7 @@ class StreamIngest:
                 answers = self._refusals(batch, batch.replies, error)
             return _Outcome(rows, 0, frame_bytes, 0.0, answers, error, span=span)
         seconds = time.perf_counter() - started
-        self._usual_s += (seconds - self._usual_s) / 8
+        took(self.log.written_in_s)
         if batch.replies is not None:
             answers = self._answers(batch, batch.replies, offsets, duplicate, unmet)
         repeated = 0 if duplicate is None else int(duplicate.sum())

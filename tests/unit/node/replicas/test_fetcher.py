@@ -12,6 +12,7 @@ from natslog.errors import StorageFull
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.peers.messages import FetchAnswer
 from natslog.node.replicas.fetcher import Fetcher
+from natslog.node.writes.disk_pace import DiskPace
 
 
 class Link:
@@ -38,6 +39,7 @@ def bugs_of(link: Link, seconds: float) -> list[BaseException]:
                 link=lambda: link,  # type: ignore[arg-type, return-value]
                 incarnation="life",
                 executor=executor,
+                pace=DiskPace(),
                 on_bug=lambda what, error: bugs.append(error),
             )
             stream: Any = SimpleNamespace(id="aa", position=lambda: None)
@@ -70,7 +72,12 @@ def test_a_follower_without_space_receives_the_log_start_that_its_leader_has_mov
     async def story() -> None:
         with ThreadPoolExecutor(1) as executor:
             fetcher = Fetcher(
-                BrokerId(2), link=lambda: None, incarnation="life", executor=executor, on_bug=lambda what, error: None
+                BrokerId(2),
+                link=lambda: None,
+                incarnation="life",
+                executor=executor,
+                pace=DiskPace(),
+                on_bug=lambda what, error: None,
             )
             stream: Any = SimpleNamespace(
                 id="aa", name="orders", answered=refusing, leader_starts_at=lambda *given: starts.append(given)

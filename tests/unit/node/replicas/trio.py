@@ -29,6 +29,7 @@ from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.writes.disk_pace import DiskPace
 from tests.unit.node.replicas.replica_stage import ReplicaStage, append
 
 NAME, STREAM = "orders", StreamId("ab" * 16)
@@ -112,6 +113,7 @@ class Trio:
                 link=lambda: None if (me, leader) in self.cut or leader not in self.streams else link,
                 incarnation=self.state.brokers[me].incarnation,
                 executor=self.executor,
+                pace=DiskPace(),
                 on_bug=lambda what, error: self._bugs.append(error),
             )
         return self._fetchers[me, leader]

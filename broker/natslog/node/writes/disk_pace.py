@@ -1,0 +1,44 @@
+"""Whether small commits are made in the event loop: while the disk is fast, two thread switches cost more than a sync.
+
+Theory of operation. Only writes in the event loop are measured: those of threads wait for the interpreter, too, so
+that many busy streams would keep each other in threads for ever. When the disk has become slow, threads make the
+commits, and now and then one is tried in the event loop: after a pause a hundred times as long as the last one took.
+A commit of a thread that takes very long is a slow disk in any case, and postpones the next attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_QUICK_S = 0.001
+_MOST_COUNTED_S = 0.01
+_PAUSES = 100
+_LONGEST_PAUSE_S = 30.0
+_STALLED_S = 0.1
+
+
+class DiskPace:
+    """Of one broker; the event loop's but for `took_in_thread`. Args: `clock`: seconds that never go back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._usual_s = 0.0  # of a commit, an exponential mean
+        self._next_attempt_s = 0.0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next small commit may be made in the event loop."""
+        return self._usual_s < _QUICK_S or self._clock() >= self._next_attempt_s
+
+    def took(self, seconds: float) -> None:
+        """To write and sync a small commit in the event loop."""
+        self._usual_s += (min(seconds, _MOST_COUNTED_S) - self._usual_s) / 8
+        if seconds >= _QUICK_S:
+            self._next_attempt_s = self._clock() + min(_PAUSES * seconds, _LONGEST_PAUSE_S)
+
+    def took_in_thread(self, seconds: float) -> None:
+        """The same in a thread, with what it waited for the interpreter."""
+        if seconds >= _STALLED_S:
+            self._usual_s = max(self._usual_s, _QUICK_S)
+            self._next_attempt_s = self._clock() + min(_PAUSES * seconds, _LONGEST_PAUSE_S)
