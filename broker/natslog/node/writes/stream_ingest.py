@@ -208,6 +208,7 @@ class StreamIngest:
         self._lock = threading.Lock()  # guards what follows
         self._gathered: deque[_Gathering] = deque()
         self._has_turn = False
+        self._is_turn_due = False  # for the event loop
         self._closing = False
         self._roll_due = False
         self._new_window_s: float | None = None
@@ -264,6 +265,13 @@ class StreamIngest:
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies the data that it keeps."""
+        try:
+            self._receive(frames)
+        finally:
+            if self._is_turn_due:
+                self._begin_turn()
+
+    def _receive(self, frames: Frames) -> None:
         opened = None
         reads_envelopes = self._batch_format() > FIRST_FORMAT
         if reads_envelopes:
@@ -417,7 +425,8 @@ class StreamIngest:
                 self._begun += 1
             add(last.builder)
             last.frame_bytes += size_bytes
-            self._ensure_turn()
+            if not self._has_turn:
+                self._has_turn = self._is_turn_due = True
 
     def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
         """Sends the refusal to publishers that wait for an ack; the loss of other messages is counted and logged."""
@@ -518,20 +527,17 @@ class StreamIngest:
             self._ensure_turn()
 
     def _ensure_turn(self) -> None:
-        """In the event loop, under the lock."""
-        if self._has_turn:
-            return
-        self._has_turn = True
-        if self._is_quick():
-            self._loop.call_soon(self._turn_here)
-        else:
+        """For other work than new messages. Under the lock."""
+        if not self._has_turn:
+            self._has_turn = True
             self._turn_in_thread()
 
-    def _turn_here(self) -> None:
-        """In the event loop, unless many messages have gathered since it was requested."""
+    def _begin_turn(self) -> None:
+        """For the messages that were just received: in the event loop, without another turn of it, or in a thread."""
+        self._is_turn_due = False
         with self._lock:
-            still_quick = self._is_quick()
-        if still_quick:
+            is_quick = self._is_quick()
+        if is_quick:
             self._turn(self._finish, self._pace.took)
         else:
             self._turn_in_thread()
