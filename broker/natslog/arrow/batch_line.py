@@ -105,14 +105,15 @@ class BatchHeader:
         """What the CRC of the body begins with, and what it is then."""
         return (self.crcs[0] if self.batch_format == FIRST_FORMAT else 0), self.crcs[-1]
 
-    def line(self) -> bytes:
-        """As it stands in the metadata."""
+    def line(self, crcs: tuple[int, ...] | None = None) -> bytes:
+        """As it stands in the metadata; with these CRCs instead of its own, if they are given."""
+        crcs = crcs or self.crcs
         times = (self.epoch, self.max_timestamp_us)
         sizes = (self.header_bytes, self.body_bytes)
         if self.batch_format == FIRST_FORMAT:
             assert not self.ids_bytes, "format 1 has no packed ids"
-            return _V1_FORM % (self.base_offset, self.rows, *times, *sizes, *self.crcs)
-        return _V2_FORM % (self.base_offset, self.end_offset, self.rows, *times, self.ids_bytes, *sizes, *self.crcs)
+            return _V1_FORM % (self.base_offset, self.rows, *times, *sizes, *crcs)
+        return _V2_FORM % (self.base_offset, self.end_offset, self.rows, *times, self.ids_bytes, *sizes, *crcs)
 
     @property
     def columns_bytes(self) -> int:
@@ -162,7 +163,7 @@ def fill_line(
         header[start : start + len(line)] = stated.line()
         return stated
     body_crcs = _running_crcs(parts, 0)
-    line = replace(described, crcs=(0, *body_crcs)).line()
+    line = described.line((0, *body_crcs))
     header[start : start + len(line)] = line
     header_crc = crc32c(header)
     end = start + len(line)

@@ -29,6 +29,7 @@ Buffer: TypeAlias = Any
 PAYLOAD_SCHEMA = pa.schema(list(MESSAGE_SCHEMA)[2:])
 """`subject`, `key`, `headers`, `value`."""
 
+_SIZED = (np.ndarray, memoryview)
 _NO_OFFSETS = np.zeros(1, np.int32)
 
 
@@ -68,7 +69,11 @@ class RowBuffers:
     @property
     def nbytes(self) -> int:
         ids_bytes = 0 if self.packed_ids is None else self.packed_ids.nbytes
-        return ids_bytes + sum(memoryview(buffer).nbytes for buffer in self.buffers if buffer is not None)
+        return ids_bytes + sum(
+            buffer.nbytes if isinstance(buffer, _SIZED) else memoryview(buffer).nbytes
+            for buffer in self.buffers
+            if buffer is not None
+        )
 
     def filter(self, keep: npt.NDArray[np.bool_]) -> RowBuffers:
         """Copies of the rows that are marked, at least one."""

@@ -159,15 +159,13 @@ class BatchBuilder:
         """The rows, over the builder's own buffers."""
         count, headers = self.rows, self._headers
         nodes, buffers = headers.nodes_and_buffers() if self._is_headed else no_headers(count)
-        packed_ids = headers.packed_ids.values
+        packed_ids, ids, full = headers.of_acks if self._is_headed else (None, None, None)
         rows = RowBuffers(
             count,
             [(count, 0), *nodes, (count, 0)],
             [*self._subject.buffers(), *buffers, *self._value.buffers()],
-            packed_ids if packed_ids.any() else None,
+            packed_ids,
         )
-        ids = headers.ids.values if headers.ids.values.any() else None
-        full = headers.wants_full_ack.values if headers.wants_full_ack.values.any() else None
         replies, correlations = _if_any(self._reply), _if_any(headers.correlation)
         return Batch(rows, replies, correlations, ids, self._spans_of(count), self._conditions, full)
 

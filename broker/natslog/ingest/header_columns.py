@@ -47,6 +47,12 @@ class HeaderColumns:
             growing.count = 0
 
     @property
+    def of_acks(self) -> tuple[Array | None, ...]:
+        """Packed ids, hashes of ids, and which acks are full; None where no row has one."""
+        columns = (self.packed_ids.values, self.ids.values, self.wants_full_ack.values)
+        return tuple(values if values.any() else None for values in columns)
+
+    @property
     def _of_acks(self) -> tuple[Growing, ...]:
         return self.ids, self.packed_ids, self.wants_full_ack
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,14 +78,8 @@ def encode_rows(
     The pieces hold views of the rows' buffers: they must stay as they are until the pieces are written.
     """
     count = rows.rows
-    return _encoded(
-        rows,
-        _offsets(base_offset, count),
-        np.full(count, timestamp_us, np.int64),
-        BatchHeader(
-            base_offset, base_offset + count, count, epoch, timestamp_us, 0, 0, blank_crcs(batch_format), 0, run
-        ),
-    )
+    described = _Described(base_offset, base_offset + count, epoch, timestamp_us, batch_format, run)
+    return _encoded(rows, _offsets(base_offset, count), np.full(count, timestamp_us, np.int64), described)
 
 
 def encode_rows_at(
@@ -99,46 +95,63 @@ def encode_rows_at(
     """The message of rows that have offsets and times already, both ascending: those of `[base_offset, end_offset)`
     that have no row have no message. As `encode_rows`.
     """
-    crcs = blank_crcs(ipc.LATEST_FORMAT)
-    described = BatchHeader(base_offset, end_offset, rows.rows, epoch, max_timestamp_us, 0, 0, crcs)
+    described = _Described(base_offset, end_offset, epoch, max_timestamp_us, ipc.LATEST_FORMAT, None)
     return _encoded(rows, offsets, times_us, described)
 
 
-def _encoded(rows: RowBuffers, offsets: Buffer, times: Buffer, described: BatchHeader) -> EncodedBatch:
-    """Args: described: but for its sizes and CRCs."""
-    batch_format, count = described.batch_format, rows.rows
-    template = _template(described.run, batch_format)
+class _Described(NamedTuple):
+    """What the header states, but for rows, sizes and CRCs."""
+
+    base_offset: int
+    end_offset: int
+    epoch: int
+    max_timestamp_us: int
+    batch_format: int
+    run: RunMark | None
+
+
+def _encoded(rows: RowBuffers, offsets: Buffer, times: Buffer, described: _Described) -> EncodedBatch:
+    base_offset, end_offset, epoch, max_timestamp_us, batch_format, run = described
+    count, template = rows.rows, _template(run, batch_format)
     buffers = [None, offsets, None, times, *rows.buffers]
     ids_bytes = 0 if rows.packed_ids is None else rows.packed_ids.nbytes
-    parts, places, body_bytes = _laid_out(buffers, rows.packed_ids)
+    pieces, places, edges = _laid_out(buffers, rows.packed_ids)
+    body_bytes = edges[-1][1]
     nodes = [count, 0, count, 0, *itertools.chain.from_iterable(rows.nodes)]
     header = template.filled(count, nodes, places, body_bytes)
-    described = replace(described, header_bytes=len(header), body_bytes=body_bytes, ids_bytes=ids_bytes)
-    pieces = [*itertools.chain.from_iterable(parts)]
-    stated = fill_line(header, template.line, described, [pieces] if batch_format == ipc.FIRST_FORMAT else parts)
-    if body_bytes <= _SMALL_BODY_BYTES:  # one piece is cheaper to write than many
-        pieces = [b"".join(pieces)]
+    sizes, crcs = (len(header), body_bytes), blank_crcs(batch_format)
+    unproven = BatchHeader(base_offset, end_offset, count, epoch, max_timestamp_us, *sizes, crcs, ids_bytes, run)
+    if body_bytes <= _SMALL_BODY_BYTES:  # one piece is cheaper to prove and to write than many
+        body = memoryview(b"".join(pieces))
+        pieces, parts = [body], [[body[start:end]] for (_, start), (_, end) in pairwise(edges)]
+    else:
+        parts = [pieces[first:last] for (first, _), (last, _) in pairwise(edges)]
+    stated = fill_line(header, template.line, unproven, [pieces] if batch_format == ipc.FIRST_FORMAT else parts)
     return EncodedBatch(stated, [header, *pieces])
 
 
-def _laid_out(buffers: list[Buffer], packed_ids: Buffer | None) -> tuple[list[list[Buffer]], list[int], int]:
-    """The body in pieces, padding included, by column, and the packed ids; position and length of each buffer in it;
-    its length.
+def _laid_out(
+    buffers: list[Buffer], packed_ids: Buffer | None
+) -> tuple[list[Buffer], list[int], list[tuple[int, int]]]:
+    """The body in pieces, padding included; position and length of each buffer in it; for the begin, the end of each
+    column and the end of the packed ids: how many pieces there are up to it, and its position.
     """
-    parts: list[list[Buffer]] = []
+    pieces: list[Buffer] = []
     places: list[int] = []
+    edges: list[tuple[int, int]] = []
     position = 0
     for at, buffer in enumerate(buffers):
         if at in FIRST_BUFFERS:
-            parts.append([])
+            edges.append((len(pieces), position))
         length = 0 if buffer is None else buffer.nbytes if isinstance(buffer, _SIZED) else len(buffer)
         places += (position, length)
         if length:
-            position += _add_padded(parts[-1], buffer, length)
-    parts.append([])
+            position += _add_padded(pieces, buffer, length)
+    edges.append((len(pieces), position))
     if packed_ids is not None:
-        position += _add_padded(parts[-1], packed_ids, packed_ids.nbytes)
-    return parts, places, position
+        position += _add_padded(pieces, packed_ids, packed_ids.nbytes)
+    edges.append((len(pieces), position))
+    return pieces, places, edges
 
 
 def _add_padded(pieces: list[Buffer], buffer: Buffer, length: int) -> int:

@@ -3,11 +3,13 @@
 Theory of operation. Only writes in the event loop are measured: those of threads wait for the interpreter, too, so
 that many busy streams would keep each other in threads for ever. When the disk has become slow, threads make the
 commits, and now and then one is tried in the event loop: after a pause a hundred times as long as the last one took.
-A commit of a thread that takes very long is a slow disk in any case, and postpones the next attempt.
+A commit of a thread that takes very long is a slow disk in any case, and postpones the next attempt. The first commits
+are made by threads: nothing is known of the disk yet.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -23,8 +25,8 @@ class DiskPace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._usual_s = 0.0  # of a commit, an exponential mean
-        self._next_attempt_s = 0.0
+        self._usual_s = _QUICK_S  # of a commit, an exponential mean
+        self._next_attempt_s = math.inf
 
     @property
     def is_quick(self) -> bool:
@@ -42,3 +44,5 @@ class DiskPace:
         if seconds >= _STALLED_S:
             self._usual_s = max(self._usual_s, _QUICK_S)
             self._next_attempt_s = self._clock() + min(_PAUSES * seconds, _LONGEST_PAUSE_S)
+        elif self._next_attempt_s == math.inf:
+            self._next_attempt_s = self._clock()

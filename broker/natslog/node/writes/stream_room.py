@@ -68,7 +68,9 @@ class StreamRoom:
 
     def of_commit(self, rows: RowBuffers) -> RowRoom | None:
         """None where all of it fits. Raises CorruptLog: the log must be read for it, and cannot be."""
-        if self.fits(rows.rows, rows.nbytes + ROW_BYTES * rows.rows + _OVERHEAD_BYTES):
+        if self._log.settings.discard == "old" or self.fits(
+            rows.rows, rows.nbytes + ROW_BYTES * rows.rows + _OVERHEAD_BYTES
+        ):
             return None
         try:
             return RowRoom(self._log, rows)

@@ -92,15 +92,16 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_a_quick_disk_is_written_by_the_loop_and_a_slow_one_by_threads(
     log: StreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, threads, slowness = log.append, [], [0.0]
+    append, threads, slowness = ActiveSegment.append, [], [0.0]
 
-    def watched(*arguments: Any) -> tuple[int, int]:
+    def watched(*arguments: Any) -> None:
         threads.append(threading.current_thread().name)
         time.sleep(slowness[0])
-        return append(*arguments)
+        append(*arguments)
 
-    monkeypatch.setattr(log, "append", watched)
-    monkeypatch.setattr("natslog.node.writes.stream_ingest._QUICK_S", 0.2)  # this machine's disk may be busy
+    monkeypatch.setattr(ActiveSegment, "append", watched)
+    monkeypatch.setattr("natslog.node.writes.disk_pace._QUICK_S", 0.2)  # this machine's disk may be busy
+    monkeypatch.setattr("natslog.node.writes.disk_pace._MOST_COUNTED_S", 10.0)
 
     async def work(ingest: StreamIngest, sent: Sent) -> None:
         for at in range(40):
@@ -200,7 +201,7 @@ def test_builders_are_used_again_unless_one_large_message_has_bloated_them() -> 
 
 def test_a_due_roll_and_its_fsyncs_are_left_to_a_thread(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(log_folder, LogOptions(segment_bytes=2000, min_free_bytes=0))
-    monkeypatch.setattr("natslog.node.writes.stream_ingest._QUICK_S", 5.0)  # this machine's disk may be busy
+    monkeypatch.setattr("natslog.node.writes.disk_pace._QUICK_S", 5.0)  # this machine's disk may be busy
     create, append, rolled_by, appended_by = ActiveSegment.create, log.append, [], []
 
     def noting_roll(*arguments: Any) -> ActiveSegment:

@@ -1,0 +1,94 @@
+"""Whether small commits are made in the event loop, by how long they took there."""
+
+from __future__ import annotations
+
+from natslog.node.writes.disk_pace import DiskPace
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def of_known_disk(clock: Clock) -> DiskPace:
+    pace = DiskPace(clock)
+    pace.took_in_thread(0.001)
+    for _ in range(30):
+        pace.took(0.0)
+    return pace
+
+
+def test_nothing_is_known_of_a_disk_until_a_thread_has_written_to_it() -> None:
+    clock = Clock()
+    pace = DiskPace(clock)
+    clock.now_s += 1000
+    assert not pace.is_quick
+    pace.took_in_thread(0.01)
+    assert pace.is_quick
+
+
+def test_a_disk_is_taken_for_fast_until_it_is_slow() -> None:
+    pace = of_known_disk(Clock())
+    assert pace.is_quick
+    for _ in range(100):
+        pace.took(0.0004)
+        assert pace.is_quick
+
+
+def test_one_slow_write_is_followed_by_threads_and_then_by_an_attempt() -> None:
+    clock = Clock()
+    pace = of_known_disk(clock)
+    pace.took(0.005)
+    assert pace.is_quick, "the mean is still below a millisecond"
+    pace.took(0.02)
+    assert not pace.is_quick
+    clock.now_s += 1.9
+    assert not pace.is_quick
+    clock.now_s += 0.2
+    assert pace.is_quick
+    pace.took(0.02)
+    assert not pace.is_quick, "it is still slow"
+
+
+def test_a_disk_that_is_fast_again_is_used_from_the_event_loop_again() -> None:
+    clock = Clock()
+    pace = of_known_disk(clock)
+    for _ in range(50):
+        pace.took(0.05)
+    clock.now_s += 5.1
+    for _ in range(30):
+        assert pace.is_quick
+        pace.took(0.0003)
+    clock.now_s = 0.0
+    assert pace.is_quick, "by its mean, not by the attempts"
+
+
+def test_the_event_loop_waits_for_at_most_a_hundredth_of_the_time_and_tries_again_after_half_a_minute() -> None:
+    clock = Clock()
+    pace = of_known_disk(clock)
+    began_s, blocked_s = clock.now_s, 0.0
+    while clock.now_s < began_s + 600:
+        if pace.is_quick:
+            clock.now_s += 0.05
+            blocked_s += 0.05
+            pace.took(0.05)
+        clock.now_s += 0.01
+    assert blocked_s <= 0.011 * 600
+    pace.took(20.0)
+    clock.now_s += 30.1
+    assert pace.is_quick
+
+
+def test_what_threads_take_counts_only_if_it_is_very_long() -> None:
+    """They wait for the interpreter: fifty busy streams kept each other in threads."""
+    clock = Clock()
+    pace = of_known_disk(clock)
+    for _ in range(1000):
+        pace.took_in_thread(0.01)
+    assert pace.is_quick
+    pace.took_in_thread(0.2)
+    assert not pace.is_quick
+    clock.now_s += 20.1
+    assert pace.is_quick
