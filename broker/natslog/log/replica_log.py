@@ -105,6 +105,7 @@ class ReplicaLog(RunLog):
             raise self.failed(error) from error
 
     def _cut(self, end_offset: int) -> None:
+        self._newest = None
         self.erasures.cut(end_offset)  # first: what is fetched again may have erased rows
         chain = self.chain
         with self._seal_lock:
@@ -167,6 +168,7 @@ class ReplicaLog(RunLog):
 
     def _begin_at(self, log_start_offset: int) -> None:
         """The start is stored first: from then on, opening completes this operation after a crash."""
+        self._newest = None
         self.erasures.cut(0)
         self._lower_checkpoint(0)
         with self._seal_lock:

@@ -76,6 +76,7 @@ _ROLLS_PER_LIMIT = 8
 _NOT_DUE_WITHIN_US = 1_000_000
 _STORED_AT_CLOSE_OFFSETS = 10_000
 _READ_AT_ONCE_BYTES = 8 * 1024 * 1024
+_SMALL_COMMIT_BYTES = 64 * 1024
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
 
@@ -148,6 +149,7 @@ class StreamLog:
         self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
         self._message_bytes_lock = threading.Lock()
         self._full_by: tuple[StreamSettings | None, Full] = (None, Full(1, 1, 1))
+        self._newest: EncodedBatch | None = None  # the last commit, for followers
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
@@ -315,6 +317,15 @@ class StreamLog:
         started_s = time.perf_counter()
         active.append(*batches)
         self.written_in_s = time.perf_counter() - started_s
+        is_small = len(batches) == 1 and batches[0].header.total_bytes <= _SMALL_COMMIT_BYTES
+        self._newest = batches[0] if is_small else None
+
+    def newest_commit(self, start: int) -> bytes | None:
+        """The bytes of the last commit, if it is small, begins at `start` and is the end of the log; else None."""
+        newest = self._newest
+        if newest is None or newest.header.base_offset != start or newest.header.end_offset != self.log_end_offset:
+            return None
+        return b"".join(newest.pieces)
 
     def failed(self, error: OSError) -> StorageFull | StorageUnavailable | StorageFailed:
         """Space may become free again, so that a new file can be created, and so may descriptors, without which no file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from natslog.log.batch_encoder import EncodedBatch
 from natslog.model import Epoch
 from natslog.node.replicas.fetch_sessions import records_from
 from tests.conftest import open_log, retain, rows, stored_values
+from tests.unit.log.test_run_log import append_run
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
 
@@ -279,3 +281,31 @@ def test_too_many_open_files_are_no_failed_write(tmp_path: Path, monkeypatch: py
     assert copy.epochs.entries == leader.epochs.entries
     leader.close()
     copy.close()
+
+
+def test_last_commit_is_sent_as_it_is_in_the_file(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind a cut, a run, a roll and a change of the leader: what followers get is what is stored."""
+    log, chance = open_log(log_folder), random.Random(7)
+    sent_as_it_is = 0
+    for step in range(200):
+        match chance.randrange(6):
+            case 0 if log.log_end_offset:
+                log.cut_to(chance.randrange(max(0, log.log_end_offset - 3), log.log_end_offset + 1))
+                log.begin_epoch(Epoch(log.epoch + 1))
+            case 1:
+                append_run(log, "query", step, [[b"r%d" % step], [b"s"]])
+            case 2:
+                log.roll()
+            case 3:
+                log.begin_epoch(Epoch(log.epoch + 1))
+            case _:
+                log.append(rows([b"%d" % step * chance.choice([1, 1, 20_000])] * chance.randrange(1, 3)), step)
+        log.chain.committed = 0
+        for start in range(max(0, log.log_end_offset - 4), log.log_end_offset):
+            found = b"".join(records_from(log, start, 1 << 30))
+            sent_as_it_is += log.newest_commit(start) is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(log, "newest_commit", lambda start: None)
+                assert found == b"".join(records_from(log, start, 1 << 30))
+    assert sent_as_it_is > 50
+    log.close()

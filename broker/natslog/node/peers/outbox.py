@@ -1,9 +1,15 @@
-"""Outgoing frames to one peer: sealed and sent in order by a separate task, and bounded in number while they wait."""
+"""Outgoing frames to one peer: sealed and sent in order, and bounded in number while they wait.
+
+Theory of operation. A frame is sent in the call that wants it sent: a task would cost another turn of the event loop,
+of which an ack from three replicas has many. Only if the socket accepts no more data, a task continues, and sends what
+has been queued meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Coroutine, Generator
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import web
@@ -13,8 +19,20 @@ from natslog.node.peers.messages import Frame, decode_frame, encode_frame
 
 Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
+_LOST = (ConnectionError, aiohttp.ClientError)
 _WAITING_FRAMES = 4096
 _WAITING_BYTES = 64 * 1024 * 1024
+
+
+class _Begun:
+    """A coroutine that was begun outside of a task, and waits; awaited, it continues. `awaited`: what it waits for."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine, self._awaited = coroutine, awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._awaited
+        yield from self._coroutine.__await__()
 
 
 class Outbox:
@@ -23,29 +41,50 @@ class Outbox:
     def __init__(self, socket: Socket, sealer: Sealer) -> None:
         self._socket = socket
         self._sealer = sealer
-        self._waiting: asyncio.Queue[bytearray] = asyncio.Queue(_WAITING_FRAMES)
+        self._waiting: asyncio.Queue[bytearray | _Begun] = asyncio.Queue(_WAITING_FRAMES)
         self._waiting_bytes = 0
+        self._is_behind = False  # the task sends
         self._task = asyncio.create_task(self._run(), name="link outbox")
 
     def send(self, frame: Frame, payload: list[bytes] | None = None) -> bool:
-        """Whether it was accepted: False if too much is already waiting. A frame that is not accepted has no number."""
+        """Whether it was accepted: False if too much is already waiting, or the link is lost. A frame that is not
+        accepted because of what waits has no number.
+        """
         parts = encode_frame(frame, payload)
         length = sum(map(len, parts))
         if self._waiting.full() or (self._waiting_bytes and self._waiting_bytes + length > _WAITING_BYTES):
             return False
         data = self._sealer.seal(parts)
-        self._waiting_bytes += len(data)
-        self._waiting.put_nowait(data)
+        if self._is_behind:
+            self._waiting_bytes += len(data)
+            self._waiting.put_nowait(data)
+            return True
+        sending = self._sending(data)
+        try:
+            awaited = sending.send(None)
+        except StopIteration:
+            return True
+        except _LOST:
+            return False  # the reading side detects it too
+        self._is_behind = True
+        self._waiting.put_nowait(_Begun(sending, awaited))
         return True
+
+    async def _sending(self, data: bytearray) -> None:
+        await self._socket.send_bytes(cast(bytes, data))  # aiohttp takes any bytes-like object
 
     async def _run(self) -> None:
         try:
             while True:
-                data = await self._waiting.get()
-                self._waiting_bytes -= len(data)
-                await self._socket.send_bytes(cast(bytes, data))  # aiohttp takes any bytes-like object
-        except (ConnectionError, aiohttp.ClientError):
-            return  # the reading side detects it too
+                begun = await self._waiting.get()
+                if isinstance(begun, _Begun):
+                    await begun
+                else:
+                    self._waiting_bytes -= len(begun)
+                    await self._sending(begun)
+                self._is_behind = not self._waiting.empty()
+        except _LOST:
+            return
 
     async def close(self) -> None:
         self._task.cancel()

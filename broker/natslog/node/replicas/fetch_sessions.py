@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from natslog.arrow import ipc
 from natslog.cluster.roles import Fenced, FetchPosition, Matching
@@ -122,8 +123,10 @@ class FetchSession:
         if self._due:
             self._wake.set()
 
-    async def serve(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
-        """The answer, when a stream is due; an empty one after half a second, or sooner (`expect`)."""
+    def serve(self, request: FetchRequest) -> Coroutine[Any, Any, tuple[FetchResponse, list[bytes]]]:
+        """Takes the positions of the request, which may move HW: what waits for that is acked in this call. Returns the
+        answer, when a stream is due; an empty one after half a second, or sooner (`expect`).
+        """
         self.last_contact_s = time.monotonic()
         self.incarnation = request.incarnation
         for stream_id in request.forget:
@@ -138,6 +141,9 @@ class FetchSession:
                 asyncio.get_running_loop().call_later(pause_s, self._make_due, stream_id)
             else:
                 self._due[stream_id] = None
+        return self._answered(request)
+
+    async def _answered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
         if not self._due:
             self._wake.clear()
             try:
@@ -259,6 +265,8 @@ def records_from(log: ReplicaLog, start: int, max_bytes: int) -> list[bytes]:
     Args:
         max_bytes: as `plan_read`.
     """
+    if (newest := log.newest_commit(start)) is not None:
+        return [newest]
     with log.reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
         pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
         if pieces and plan.ranges[0].start < start:

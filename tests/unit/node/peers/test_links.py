@@ -75,6 +75,37 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_frames_are_received_in_order_while_the_socket_accepts_no_more_data(tmp_path: Path) -> None:
+    """The first one that does not fit is continued by a task, behind which the others wait."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            sizes = [64 if number % 3 else 300_000 for number in range(200)]
+
+            def answer(frame: Any) -> tuple[FetchResponse, list[bytes]] | None:
+                if not isinstance(frame, FetchRequest):
+                    return None
+                size = sizes[frame.number]
+                whole = FetchAnswer(StreamId("s"), Epoch(1), Matching(), frame.number, 0, size)
+                return FetchResponse(frame.number, (whole,)), [bytes(size)]
+
+            other.replies = answer
+            await linked(one, other.config.url)
+            link = one.links.of(BrokerId(2))
+            assert link is not None
+            fetched: list[tuple[int, int]] = []
+            link.on_fetched = lambda response, payload: fetched.append((response.number, len(payload)))
+            for number in range(len(sizes)):
+                assert link.send(FetchRequest(number, "d.1"))
+            await until(lambda: len(fetched) == len(sizes))
+            assert fetched == list(enumerate(sizes))
+            assert link._outbox is not None
+            assert not link._outbox._is_behind
+            assert link._outbox._waiting_bytes == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("attack", ["bit", "repeated", "dropped"])
 def test_frame_changed_on_the_wire_ends_the_link_and_is_not_received(
     tmp_path: Path, attack: str, caplog: pytest.LogCaptureFixture
