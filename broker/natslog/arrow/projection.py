@@ -168,21 +168,29 @@ def split_projected(
     while position + 8 <= len(view):
         if int.from_bytes(view[position + 4 : position + 8], "little") == 0:
             return
-        header = _proven_header(view[position : position + MAX_HEADER_BYTES])
-        if header is None:
-            raise CorruptLog(f"{source}: the message at byte {position} has a damaged header", position=position)
-        message = view[position : position + header.total_bytes]
-        if len(message) < header.total_bytes or not _columns_hold(header, message, columns):
-            raise CorruptLog(
-                f"{source}: the message at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
-                "wrong CRC32C",
-                position=position,
-                start=header.base_offset,
-                end=header.end_offset,
-            )
+        header, message = proven_at(view, position, columns, source=source)
         yield header, message
         position += header.total_bytes
     raise CorruptLog(f"{source}: the response has no end")
+
+
+def proven_at(
+    view: memoryview, position: int, columns: Sequence[str], *, source: str
+) -> tuple[ProjectedHeader, memoryview]:
+    """The message with these columns that begins there, each column proven. Raises as `split_projected`."""
+    header = _proven_header(view[position : position + MAX_HEADER_BYTES])
+    if header is None:
+        raise CorruptLog(f"{source}: the message at byte {position} has a damaged header", position=position)
+    message = view[position : position + header.total_bytes]
+    if len(message) < header.total_bytes or not _columns_hold(header, message, columns):
+        raise CorruptLog(
+            f"{source}: the message at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
+            "wrong CRC32C",
+            position=position,
+            start=header.base_offset,
+            end=header.end_offset,
+        )
+    return header, message
 
 
 def _columns_hold(header: ProjectedHeader, message: memoryview, columns: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
-from natslog.arrow.projection import project
+from natslog.arrow.projection import project, proven_at, schema_of
 from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import stores_headers
 from natslog.log.batch_index import BatchEntry, BatchIndex
@@ -27,6 +27,8 @@ from natslog.wire.small_batches import SmallRun, StoredHeader, batches_of, rows_
 
 Found = TypeVar("Found")
 
+_LARGE_BYTES = 256 * 1024
+"""Of a batch of which it is worth while to read some columns only."""
 _MOST_HEADER_BYTES = 256 * 1024
 """Of the new headers of one plan with some of the columns."""
 
@@ -242,17 +244,35 @@ class ReadPlan:
         """
         yield from self._read(rows_of)
 
+    def selected(self, columns: tuple[str, ...]) -> Iterator[tuple[StoredHeader, pa.RecordBatch]]:
+        """As `rows`, with these columns only; of large batches nothing else is read.
+
+        Raises:
+            CorruptLog: what is read of a batch is not what was written.
+        """
+        for piece in self.ranges:
+            if piece.length < _LARGE_BYTES * piece.batches:
+                for stated, batch in self._read_range(piece, rows_of):
+                    yield stated, batch.select(columns)
+                continue
+            for at in range(piece.first, piece.last):
+                yield _selected(piece, piece.index[at], columns)
+
     def batches_and_rows(self) -> Iterator[tuple[StoredHeader, memoryview | pa.RecordBatch]]:
         """As `rows`; large batches are encoded."""
         yield from self._read(batches_of)
 
     def _read(self, split: Callable[..., Iterator[Found]]) -> Iterator[Found]:
-        """A range of a file at a time."""
         for piece in self.ranges:
-            try:
-                yield from split(read_at(piece.fd, piece.position, piece.length), source=str(piece.path))
-            except CorruptLog as error:
-                raise piece.damage_at(error.facts.get("position", 0)) from error
+            yield from self._read_range(piece, split)
+
+    @staticmethod
+    def _read_range(piece: FileRange, split: Callable[..., Iterator[Found]]) -> Iterator[Found]:
+        """All of it at once."""
+        try:
+            yield from split(read_at(piece.fd, piece.position, piece.length), source=str(piece.path))
+        except CorruptLog as error:
+            raise piece.damage_at(error.facts.get("position", 0)) from error
 
     def projected(self, columns: tuple[str, ...]) -> list[bytes | FilePiece] | None:
         """Messages with these columns only: new headers, and pieces of the files. The plan ends with them: earlier than
@@ -350,6 +370,20 @@ def _proven_window(piece: FileRange, entry: BatchEntry) -> tuple[ipc.BatchHeader
     if header is None or header.base_offset != entry.base_offset or header.total_bytes != entry.length:
         raise damage(piece.path, entry, "has a damaged header")
     return header, window
+
+
+def _selected(piece: FileRange, entry: BatchEntry, columns: tuple[str, ...]) -> tuple[ipc.BatchHeader, pa.RecordBatch]:
+    """These columns of one batch, proven."""
+    header, window = _proven_window(piece, entry)
+    if header.batch_format == ipc.FIRST_FORMAT:  # which proves no single columns
+        return header, ipc.decode_batch(read_batch(piece.fd, entry, piece.path)).select(columns)
+    made, body = project(header, window, columns), entry.position + header.header_bytes
+    parts = (read_at(piece.fd, body + start, end - start) for start, end in made.body)
+    try:
+        _, message = proven_at(memoryview(b"".join((made.header, *parts))), 0, columns, source=str(piece.path))
+    except CorruptLog as error:
+        raise damage(piece.path, entry, "has a wrong CRC32C") from error
+    return header, pa.ipc.read_record_batch(pa.py_buffer(message), schema_of(columns))
 
 
 def _unpacked_bytes(piece: FileRange, entry: BatchEntry) -> int:

@@ -22,6 +22,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -143,7 +144,8 @@ class StreamLog:
         self.chain = SegmentChain()
         self.visibility = Visibility(folder, self.stored_rows, lambda: self.log_start_offset)
         self.reader = LogReader(self.chain, self.visibility)
-        self.subjects = SubjectIndex(folder, self.chain, self.visibility, self.stored_rows)
+        subject_rows = partial(self.stored_rows, columns=("offset", "subject"))
+        self.subjects = SubjectIndex(folder, self.chain, self.visibility, subject_rows)
         self._limits = StartLimits(self.chain, self.visibility.removed, self._start_within)
         self.visible_size = VisibleSize(self.chain, self.visibility.removed)
         self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
@@ -948,14 +950,20 @@ class StreamLog:
                         yield batch[rows]
                 start = plan.next_offset
 
-    def stored_rows(self, start: int, end: int, *, prove: bool = False) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """See `visibility.StoredRows`: also of messages that are hidden, or not committed yet."""
+    def stored_rows(
+        self, start: int, end: int, *, prove: bool = False, columns: tuple[str, ...] | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """See `visibility.StoredRows`: also of messages that are hidden, or not committed yet.
+
+        Args:
+            columns: those that are needed, with `offset` as the first one; None: all.
+        """
         start = max(start, self.log_start_offset)
         while start < end:
             with self.reader.plan_read(
                 start, end, max_bytes=_READ_AT_ONCE_BYTES, prove=prove, uncommitted=True
             ) as plan:
-                for header, batch in plan.rows():
+                for header, batch in plan.rows() if columns is None else plan.selected(columns):
                     rows = ipc.rows_within(header, batch, start, end)
                     if rows.start < rows.stop:
                         yield header.epoch, batch[rows]

@@ -37,6 +37,7 @@ _HEADER = re.compile(
 )
 _FIRST_WINDOW = 64
 _MOST_MARKED = 1 << 28
+_MOST_NARROW = 1 << 16
 
 
 class SubjectPart:
@@ -163,7 +164,8 @@ class SubjectPart:
         ranks = np.empty(len(order), np.int32)
         ranks[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
         codes = ranks[np.concatenate([chunk.indices.to_numpy() for chunk in chunks])]
-        by_subject = np.argsort(codes, kind="stable")
+        narrow = codes.astype(np.uint16) if len(order) <= _MOST_NARROW else codes  # several times as fast
+        by_subject = np.argsort(narrow, kind="stable")
         ends = np.cumsum(np.bincount(codes, minlength=len(order))).astype(np.int32)
         kind = np.uint32 if end - start < 1 << 32 else np.int64
         return cls(start, end, subjects.take(order), ends, np.concatenate(rows)[by_subject].astype(kind))
