@@ -50,8 +50,8 @@ def main() -> None:
         help="comma-separated: publish, latency, flood, scan, singly, skew, typed, sink, append, streams, start, "
         "replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run "
         "only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
-        "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
-        "jetstream-queue, jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the "
+        "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-singly, "
+        "jetstream-push, jetstream-queue, jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the "
         "screenshots of docs/console, too",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
@@ -99,6 +99,7 @@ def main() -> None:
     }
     beside_jetstream: dict[str, Callable[[], list[Comparison]]] = {
         "jetstream-pull": lambda: consuming.pulled(given.pairs, given.messages),
+        "jetstream-singly": lambda: consuming.pulled_singly(given.pairs, min(given.messages, 40_000)),
         "jetstream-push": lambda: consuming.pushed(given.pairs, given.messages),
         "jetstream-queue": lambda: consuming.queued(given.pairs, given.messages),
         "jetstream-kv": lambda: buckets.buckets(given.pairs, given.messages),

@@ -21,6 +21,7 @@ from tests.harness import BrokerProcess, running
 ROOT = Path(__file__).parents[2]
 SUBJECT = "bench"
 STREAM = "BENCH"
+_PUBLISHERS, _VALUE = 8, b"v" * 128
 
 
 @contextmanager
@@ -69,6 +70,18 @@ def jetstream_stored(server: NatsServer) -> int:
         return info.state.messages
 
     return asyncio.run(ask())
+
+
+async def publish_singly(url: str, subject: str, messages: int) -> None:
+    """By eight connections of nats-py, each of which waits for the ack of one message before it sends the next."""
+
+    async def publish(count: int) -> None:
+        connection = await nats.connect(url)
+        for _ in range(count):
+            await connection.request(subject, _VALUE, timeout=60)
+        await connection.close()
+
+    await asyncio.gather(*(publish(messages // _PUBLISHERS) for _ in range(_PUBLISHERS)))
 
 
 def raw_publish(server: NatsServer, how: str, **options: float) -> dict[str, float]:

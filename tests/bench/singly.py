@@ -8,33 +8,19 @@ import asyncio
 import time
 from functools import partial
 
-import nats
 from pyspark.sql import SparkSession
 
 from pyspark_natslog.jar import jar_path
 from tests.bench.pairs import Comparison, compare
 from tests.bench.sides import STREAM as WINDOWS
-from tests.bench.sides import natslog_side, raw_publish
+from tests.bench.sides import natslog_side, publish_singly, raw_publish
 from tests.bench.spark_scan import rows_per_second
 from tests.bench.spark_session import spark_session
 from tests.harness import BrokerProcess
 
 _MESSAGES = 100_000
-_PUBLISHERS = 8
-_VALUE = b"v" * 128
+_VALUE_BYTES = 128
 SINGLY = "singly"
-
-
-async def publish_singly(url: str, subject: str, messages: int) -> None:
-    """By so many connections of nats-py, each of which waits for the ack of one message before it sends the next."""
-
-    async def publish(count: int) -> None:
-        connection = await nats.connect(url)
-        for _ in range(count):
-            await connection.request(subject, _VALUE, timeout=60)
-        await connection.close()
-
-    await asyncio.gather(*(publish(messages // _PUBLISHERS) for _ in range(_PUBLISHERS)))
 
 
 def _scan(spark: SparkSession, broker: BrokerProcess, source: str, stream: str) -> float:
@@ -53,7 +39,7 @@ def singly(pairs: int) -> list[Comparison]:
     with natslog_side() as (server, broker), spark_session([jar_path()]) as spark:
         broker.client().create_stream(SINGLY, "singly.events")
         asyncio.run(publish_singly(server.url, "singly.events", _MESSAGES))
-        raw_publish(server, "acked", bytes=len(_VALUE), window=4000, seconds=100, warm=0, count=_MESSAGES)
+        raw_publish(server, "acked", bytes=_VALUE_BYTES, window=4000, seconds=100, warm=0, count=_MESSAGES)
         sides = {
             "batch scan by the columnar reader": partial(_scan, spark, broker, "natslog"),
             "batch scan by the Python source": partial(_scan, spark, broker, "natslog_in_python"),

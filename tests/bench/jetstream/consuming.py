@@ -22,6 +22,13 @@ def pulled(pairs: int, messages: int) -> list[Comparison]:
     return _compared(title, 1.0, pairs, lambda side: _pull(side, messages), lambda: relayed(messages, batch=500))
 
 
+def pulled_singly(pairs: int, messages: int) -> list[Comparison]:
+    """The same after publishers that wait for each ack: a commit has few messages."""
+    title = "pull consumer, 128 B, batches of 500, acked, published singly"
+    relay = partial(relayed, messages, batch=500)
+    return _compared(title, 1.0, pairs, lambda side: _pull(side, messages, is_singly=True), relay)
+
+
 def pushed(pairs: int, messages: int) -> list[Comparison]:
     title = "push consumer with flow control, 128 B"
     return _compared(title, 1.0, pairs, lambda side: _push(side, messages), lambda: relayed(messages))
@@ -34,8 +41,8 @@ def queued(pairs: int, messages: int) -> list[Comparison]:
     return _compared(title, 0.8, pairs, lambda side: _share(side, messages), relay)
 
 
-def _pull(side: Side, messages: int) -> Figures:
-    fill(side, messages)
+def _pull(side: Side, messages: int, *, is_singly: bool = False) -> Figures:
+    fill(side, messages, is_singly=is_singly)
     return load(side, "pull", messages=messages, batch=500)
 
 

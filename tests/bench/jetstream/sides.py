@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from natslog.nats_server import NatsServer
 from tests.bench.jetstream.connection import Api
 from tests.bench.pairs import Comparison, console
 from tests.bench.processor_time import processor_seconds
-from tests.bench.sides import ROOT, STREAM, SUBJECT, raw_publish, scratch
+from tests.bench.sides import ROOT, STREAM, SUBJECT, publish_singly, raw_publish, scratch
 from tests.harness import BrokerProcess, eventually
 
 OURS, PEER = "natslog", "nats-server -js, lazy sync"
@@ -67,12 +68,17 @@ def natslog_beside(**settings: Any) -> Iterator[Side]:
 SIDES: dict[str, Callable[[], AbstractContextManager[Side]]] = {OURS: natslog_beside, PEER: jetstream_server}
 
 
-def fill(side: Side, messages: int, **config: Any) -> None:
-    """A stream with so many messages of 128 bytes, all on one subject."""
+def fill(side: Side, messages: int, *, is_singly: bool = False, **config: Any) -> None:
+    """A stream with so many messages of 128 bytes, all on one subject: published in windows of 4,000, or by eight
+    publishers that wait for the ack of each message.
+    """
     api = Api(side.server.port)
     given = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "num_replicas": 1, **config}
     api.request(f"STREAM.CREATE.{STREAM}", given)
-    raw_publish(side.server, "acked", bytes=MESSAGE_BYTES, window=4000, seconds=100, warm=0, count=messages)
+    if is_singly:
+        asyncio.run(publish_singly(side.server.url, SUBJECT, messages))
+    else:
+        raw_publish(side.server, "acked", bytes=MESSAGE_BYTES, window=4000, seconds=100, warm=0, count=messages)
     stored = api.request(f"STREAM.INFO.{STREAM}")["state"]["messages"]
     assert stored == messages, f"{stored} messages are stored of {messages}"
     _await_rest(side)
