@@ -132,6 +132,13 @@ class Checker:
         self.flow = FlowWindow()
         self.paced_bytes, self.paced_from_us, self.last_first = 0, now_us, (0, 0)
 
+    def begin_again(self, start: int) -> None:
+        """The consumer was deleted, and another one of its name begins."""
+        self.start, self.skip, self.resume = start, frozenset(), 0
+        self.confirmed.clear()
+        self.pulls.clear()
+        self.may_pass = False
+
     # ---- messages ----
 
     def is_wanted(self, seq: int) -> bool:

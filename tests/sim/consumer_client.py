@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from natslog.jetstream.consumers.pulls import Status
-from tests.sim.consumer_host import Ack
+from tests.sim.consumer_broker import Ack
 
 if TYPE_CHECKING:
     from tests.sim.consumer_world import Scene

@@ -12,22 +12,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from natslog.jetstream.consumers import machine, state
+from natslog.errors import NatslogError
+from natslog.jetstream.consumers import leading, machine, state
+from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.jetstream.consumers.machine import FOREVER_US, Consumer, Delivery, Wanted, _FlowControl
 from natslog.jetstream.consumers.pending import REDELIVERED, SEQ, Longs, Pending
 from natslog.jetstream.consumers.pulls import Assigned, WaitingPulls
+from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.state import StateRecord
-from tests.sim import consumer_host
-from tests.sim.consumer_host import Host, Stored
+from natslog.node.replicas import consumer_records
+from natslog.node.replicas.companion_log import Record
+from natslog.wire.leaf_protocol import bytes_of
+from tests.sim.consumer_broker import Leaf, Led
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 _ack, _wanted, _purged = Consumer.ack, Consumer.wanted, Consumer.purged
-_state_of, _restore, _queue_again = consumer_host.state_of, consumer_host.restore, Consumer._queue_again
+_state_of, _queue_again = leading.state_of, Consumer._queue_again
 _track, _deliver, _due_again = Consumer._track, Consumer.deliver, Consumer._due_again
 _count_again = Pending.count_again
 _sent, _one = _FlowControl.sent, WaitingPulls._one
-_store, _snapshot = Host.store, Host.snapshot
+_store, _led_state_of = LedConsumers._store_now, Led._state_of
 
 
 def replaced(target: Any, name: str, value: Any) -> Patch:
@@ -47,7 +52,7 @@ def stored_as(**changes: Any) -> Patch:
     def state_without(consumer: Consumer, now_us: int) -> StateRecord:
         return msgspec.structs.replace(_state_of(consumer, now_us), **changes)
 
-    return replaced(consumer_host, "state_of", state_without)
+    return replaced(leading, "state_of", state_without)
 
 
 def columns_stored_as(change: Callable[[Any, int], None]) -> Patch:
@@ -61,7 +66,7 @@ def columns_stored_as(change: Callable[[Any, int], None]) -> Patch:
             change(columns, now_us)
         return msgspec.structs.replace(found, pending=state.packed(columns))
 
-    return replaced(consumer_host, "state_of", state_with)
+    return replaced(leading, "state_of", state_with)
 
 
 def counts_forgotten(columns: Any, _now_us: int) -> None:
@@ -79,25 +84,57 @@ def next_is_last_delivered(consumer: Consumer, now_us: int) -> StateRecord:
     return msgspec.structs.replace(found, next_seq=max(found.next_seq, found.floor[1] + 2))
 
 
-def answered_at_once(self: Host) -> None:
+def _frames(answers: list[str]) -> bytes:
+    return b"".join(b"PUB %b 0\r\n\r\n" % bytes_of(reply) for reply in answers)
+
+
+async def answered_at_once(self: LedConsumers) -> None:
     """Acks are answered before they are stored."""
-    self.scene.answered(self.answers, self.scene.checker.lineage)
-    self.answers = []
-    _store(self)
+    answers, self._answers = self._answers, []
+    await self.stream.send(_frames(answers))
+    await _store(self)
 
 
-def answered_although_failed(self: Host) -> None:
+async def answered_although_failed(self: LedConsumers) -> None:
     """An error of the store is taken for a success."""
-    answers, lineage = list(self.answers), self.scene.checker.lineage
-    _store(self)
-    self.later(25.0, lambda: self.scene.answered(answers, lineage))
+    try:
+        await _store(self)
+    except NatslogError:
+        answers, self._answers = self._answers, []
+        await self.stream.send(_frames(answers))
+        raise
 
 
-def stored_late(self: Host) -> Stored:
+async def answered_last(self: LedConsumers) -> None:
+    """After the start of the log was moved, which may fail."""
+    held: list[bytes] = []
+
+    async def hold(protocol: bytes) -> bool:
+        held.append(protocol)
+        return True
+
+    stream: Any = self.stream
+    stream.send = hold
+    try:
+        await _store(self)
+    finally:
+        del stream.send
+    await stream.send(b"".join(held))
+
+
+def stored_late(self: Led, served: Any) -> Record:
     """The state that is stored is the one before."""
-    found, former = _snapshot(self), self.scene.client.former_state
-    self.scene.client.former_state = self.life, found.state
-    return Stored(former[1] if former is not None and former[0] == self.life else found.state, found.lineage)
+    found, client = _led_state_of(self, served), self.host.scene.client
+    former, client.former_state = client.former_state, (self.host.life, found[1])
+    if former is None or former[0] != self.host.life:
+        return found
+    self.host.lineages[former[1]] = self.host.lineages[found[1]]
+    return consumer_records.STATE, former[1]
+
+
+def recorded_with_all(self: Retention) -> None:
+    """Also what a consumer had acked that was deleted while this was stored."""
+    self._looked_at, self._acked = [], []
 
 
 # ---- acks ----
@@ -351,14 +388,18 @@ MUTATIONS: dict[str, Patch] = {
     "stored: pending messages are forgotten": stored_as(pending=b""),
     "stored: what was given up is forgotten": stored_as(exceeded={}),
     "stored: where to skip to is forgotten": stored_as(skip=b""),
-    "stored: the position is that behind the floor": replaced(consumer_host, "state_of", next_is_last_delivered),
+    "stored: the position is that behind the floor": replaced(leading, "state_of", next_is_last_delivered),
     "stored: the floor is forgotten": stored_as(floor=(0, 0)),
     "stored: the count of deliveries is forgotten": stored_as(delivered=(0, 0)),
     "stored: counts of redeliveries are forgotten": columns_stored_as(counts_forgotten),
     "stored: times of another clock": columns_stored_as(times_of_that_clock),
-    "stored: the state before": replaced(Host, "snapshot", stored_late),
-    "acks are answered before they are stored": replaced(Host, "store", answered_at_once),
-    "acks are answered although they are not stored": replaced(Host, "store", answered_although_failed),
+    "stored: the state before": replaced(Led, "_state_of", stored_late),
+    "acks are answered before they are stored": replaced(LedConsumers, "_store_now", answered_at_once),
+    "acks are answered although they are not stored": replaced(LedConsumers, "_store_now", answered_although_failed),
+    "acks are answered when the start was moved": replaced(LedConsumers, "_store_now", answered_last),
+    "link: messages are assigned although it was lost": replaced(Leaf, "is_writable", True),
+    "session: messages are delivered without one": replaced(Led, "may_deliver", True),
+    "kept: what was acked during a store": replaced(Retention, "recorded", recorded_with_all),
     "ack: what was not delivered yet": replaced(Consumer, "ack", ack_anything),
     "ack: of all before acks one": replaced(Consumer, "ack", ack_nothing_else),
     "ack: of all before acks all": replaced(Consumer, "_ack_all", ack_all_above),

@@ -20,27 +20,31 @@ And when everything is healed: every message is delivered, and acked or given up
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
-from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pulls import Status
+from tests.sim.consumer_broker import Host
 from tests.sim.consumer_checker import Checker, Lineage, Violation, require
 from tests.sim.consumer_client import Client
-from tests.sim.consumer_host import Host
 from tests.sim.consumer_stream import SUBJECTS, Stream, plan_of
 from tests.sim.world import World
 
 _MS = 1_000_000
 _MOST_MESSAGES = 250
+_BEGAN_US = 1_790_000_000_000_000
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the simulation runs: the classes are replaced by mutations."""
 
-    consumer: type[Consumer] = Consumer
     host: type[Host] = Host
     chaos_ms: float = 6_000
     heal_ms: float = 90_000
@@ -63,13 +67,13 @@ class Result:
 class Scene:
     """The stream, a leader, a client, and what is done to them."""
 
-    def __init__(self, world: World, rules: Rules) -> None:
+    def __init__(self, world: World, rules: Rules, folder: Path) -> None:
         self.world, self.rules = world, rules
         self.is_healed = False
         chance = world.random
         self.plan = plan_of(chance)
         self.config = self.plan.config
-        self.stream = Stream(self.plan.filters)
+        self.stream = Stream(self.plan.filters, folder, self.plan.retention)
         for _ in range(chance.choice((0, 5, 40))):
             self._publish_one()
         self.start, self.skip, self.resume = self._where_to_begin()
@@ -95,6 +99,11 @@ class Scene:
             case _:
                 return 1, [], last + 1
 
+    def begin_again(self) -> None:
+        """Another consumer is created: it begins with the first message."""
+        self.start, self.skip, self.resume = 1, [], self.stream.last + 1
+        self.checker.begin_again(self.start)
+
     # ---- messages ----
 
     def publish(self) -> None:
@@ -109,7 +118,7 @@ class Scene:
     def _publish_one(self) -> None:
         chance = self.world.random
         size_bytes = chance.randint(*self.plan.sizes)
-        self.stream.publish(chance.randrange(SUBJECTS), size_bytes, 10**6 + int(self.world.now_ms * 1000))
+        self.stream.publish(chance.randrange(SUBJECTS), size_bytes, _BEGAN_US + int(self.world.now_ms * 1000))
 
     # ---- what goes out ----
 
@@ -140,8 +149,19 @@ class Scene:
         if self.is_healed:
             return
         self.world.after(chance.uniform(*self.rules.fault_every_ms), self.chaos)
-        deeds = (self.crash, self.crash, self.crash_soon, self.leave, self.remove, self.remove, self.purge, self.limit)
-        deed = chance.choice((*deeds, self.host.settle, self.host.settle, self.client.leave, self.change))
+        deeds: list[Callable[[], None]] = [
+            self.crash,
+            self.crash,
+            self.crash_soon,
+            self.leave,
+            self.remove,
+            self.remove,
+        ]
+        deeds += [self.purge, self.limit, self.host.settle, self.host.settle, self.client.leave, self.change]
+        deeds += [self.lose_link, self.lose_session]
+        if self.plan.retention != "limits":
+            deeds.append(self.host.delete)
+        deed = chance.choice(deeds)
         self.world.note(deed.__name__)
         deed()
 
@@ -179,7 +199,15 @@ class Scene:
     def limit(self) -> None:
         """The oldest messages are past a limit, of which nobody is told."""
         if upto := self._oldest():
-            self.stream.purge(upto)
+            self.stream.limit(upto)
+
+    def lose_link(self) -> None:
+        """The connection on which messages go out."""
+        self.host.lose_link(self.world.random.choice((1.0, 20.0, 400.0)))
+
+    def lose_session(self) -> None:
+        """Of the leader with the metadata."""
+        self.host.lose_session(self.world.random.choice((5.0, 300.0)))
 
     def _oldest(self) -> int:
         stream, chance = self.stream, self.world.random
@@ -209,7 +237,20 @@ class Scene:
         self.client.heal()
 
     def is_done(self) -> bool:
-        return self.checker.is_done() and not self._pending_in_stream()
+        return (
+            self.host.machine is not None
+            and self.checker.is_done()
+            and not self._pending_in_stream()
+            and not self.unneeded()
+        )
+
+    def unneeded(self) -> list[int]:
+        """Messages that are to go, and have not."""
+        if self.plan.retention == "limits":
+            return []
+        stream = self.stream
+        unread = [seq for seq in stream.messages if not stream.has(seq)] if self.plan.retention == "interest" else []
+        return unread + [seq for seq in stream.order if seq in self.checker.lineage.acked]
 
     def _pending_in_stream(self) -> bool:
         return any(
@@ -217,24 +258,36 @@ class Scene:
         )
 
     def check(self) -> None:
-        if self.host.is_up:
+        if self.host.is_up and self.host.machine is not None:
             self.checker.watch(self.host.machine, self.host.us)
 
 
 def run_seed(seed: int, rules: Rules = Rules(), trace: list[str] | None = None) -> Result:
-    """One consumer. Raises Violation, or an error of the machine itself."""
-    world = World(seed)
-    world.trace = trace
-    scene = Scene(world, rules)
+    """One consumer. Raises Violation, or an error of the consumer itself."""
+    with TemporaryDirectory(dir=_MEMORY, prefix="natslog-sim-") as folder:
+        world = World(seed)
+        world.trace = trace
+        scene = Scene(world, rules, Path(folder) / "log")
+        try:
+            return _run(world, scene, rules)
+        finally:
+            scene.host.crash()
+            scene.stream.log.close()
+
+
+def _run(world: World, scene: Scene, rules: Rules) -> Result:
     world.note(json.dumps(msgspec.to_builtins(scene.config)))
     world.run_until(rules.chaos_ms, scene.check)
     scene.heal()
     end_ms = rules.chaos_ms + rules.heal_ms
     while not scene.is_done():
-        require(world.now_ms < end_ms, f"no progress within {rules.heal_ms} ms: {scene.checker.standing()}")
+        left = f"{scene.checker.standing()}, not removed are {scene.unneeded()[:8]}"
+        require(world.now_ms < end_ms, f"no progress within {rules.heal_ms} ms: {left}")
         world.run_until(world.now_ms + 250, scene.check)
     checker = scene.checker
     scene.host.settle()
+    world.run_until(world.now_ms + 1000, scene.check)
+    scene.host.note_exceeded()
     checker.compare(scene.host.machine)
     machine = scene.host.machine
     require(not len(machine.pending), f"{len(machine.pending)} are pending in the end")

@@ -13,6 +13,15 @@ from natslog.errors import CorruptLog
 from natslog.jetstream.consumers.leading import LedConsumers
 
 
+class _Served:
+    """A consumer whose leadership ends."""
+
+    is_closed = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 def test_answer_to_a_stored_ack_does_not_depend_on_what_follows() -> None:
     """The start of the log could not be moved, although the removal was committed: that is tried again."""
     sent: list[bytes] = []
@@ -37,6 +46,7 @@ def test_answer_to_a_stored_ack_does_not_depend_on_what_follows() -> None:
         _changed=set(),
         _moves_start=False,
         _records_of=lambda stream, removed: [b"record"],
+        _state_of=None,
         readers=None,
         stream=SimpleNamespace(append_companion=nothing, send=send),
         retention=SimpleNamespace(removable=removable, recorded=lambda: None, move_start=move_start),
@@ -51,5 +61,47 @@ def test_answer_to_a_stored_ack_does_not_depend_on_what_follows() -> None:
         assert len(moves) == 2
         await LedConsumers._store_now(led)
         assert len(moves) == 2
+
+    asyncio.run(story())
+
+
+def test_an_ack_whose_store_was_interrupted_is_not_answered_before_its_state_is_stored() -> None:
+    """Where the leadership ended during a store, the acks were answered without their states: the simulation found it
+    (seed 41). A consumer that was deleted meanwhile has no state any more.
+    """
+    sent: list[bytes] = []
+    stored: list[Any] = []
+    fails = [True]
+
+    async def append(records: list[Any]) -> None:
+        if fails:
+            raise asyncio.CancelledError
+        stored.extend(records)
+
+    async def send(data: bytes) -> None:
+        sent.append(data)
+
+    async def removable(_: object) -> BitMap64:
+        return BitMap64()
+
+    served, deleted = _Served("c"), _Served("d")
+    led: Any = SimpleNamespace(
+        _answers=["_INBOX.ack"],
+        _changed={served, deleted},
+        _moves_start=False,
+        _state_of=lambda served: served.name,
+        consumers={"c": served, "d": _Served("d")},
+        stream=SimpleNamespace(append_companion=append, send=send),
+        retention=SimpleNamespace(removable=removable, recorded=lambda: None, not_recorded=lambda: None),
+    )
+
+    async def story() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await LedConsumers._store_now(led)
+        assert not sent
+        fails.clear()
+        await LedConsumers._store_now(led)
+        assert stored == ["c"]
+        assert sent == [b"PUB _INBOX.ack 0\r\n\r\n"]
 
     asyncio.run(story())

@@ -153,7 +153,7 @@ class LedConsumers:
         """
         source = f"companion log of stream {self.stream.name!r}"
         record = consumer_record(stored.config, source)
-        served = ServedConsumer(self, name, stored.id, record, self._machine(name, record))
+        served = self._served(name, stored.id, record)
         machine, now_us = served.machine, self.now_us()
         if stored.state:
             restore(machine, state_record(stored.state, source), now_us, source)
@@ -167,6 +167,9 @@ class LedConsumers:
             raise
         self.changed(served)
         return served
+
+    def _served(self, name: str, consumer_id: str, record: ConsumerRecord) -> ServedConsumer:
+        return ServedConsumer(self, name, consumer_id, record, self._machine(name, record))
 
     def _machine(self, name: str, record: ConsumerRecord) -> Consumer:
         prefix = f"$JS.ACK.{self.stream.name}.{name}."
@@ -455,10 +458,7 @@ class LedConsumers:
         answers, self._answers = self._answers, []
         changed, self._changed = self._changed, set()
         records: list[Record] = []
-        for served in changed:
-            served.machine.is_changed = False
-            state = state_of(served.machine, self.now_us())
-            records.append(consumer_records.state(served.name, served.id, state.to_bytes()))
+        records += map(self._state_of, changed)
         try:
             if removed := await self.retention.removable(changed):
                 records += self._records_of(self.stream, removed)
@@ -466,7 +466,7 @@ class LedConsumers:
             if records:
                 await self.stream.append_companion(records)
         except (NatslogError, asyncio.CancelledError):
-            self._changed |= {served for served in changed if not served.is_closed}
+            self._changed |= {served for served in changed if self.consumers.get(served.name) is served}
             self._answers = answers + self._answers
             self.retention.not_recorded()
             raise
@@ -476,6 +476,11 @@ class LedConsumers:
         if self._moves_start:  # also if that has failed before
             await in_thread(self.readers, self.retention.move_start)
             self._moves_start = False
+
+    def _state_of(self, served: ServedConsumer) -> Record:
+        """As it is now; what changes from now on is stored by the next call."""
+        served.machine.is_changed = False
+        return consumer_records.state(served.name, served.id, state_of(served.machine, self.now_us()).to_bytes())
 
     # ---- what the API shows ----
 
