@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 NAME = "c"
 PREFIX = f"$JS.ACK.s.{NAME}."
-_READ_FAILS, _STORE_FAILS = 0.01, 0.03
+_READ_FAILS, _STORE_FAILS = 0.02, 0.03
 _ANSWERED_WITHIN_MS = 100.0
+_TRIED_AGAIN_US = 1_200_000
 _LOOK_MS, _MOST_LOOKS = 50.0, 400
 _MANY = 1 << 30
 
@@ -265,6 +266,10 @@ class Stream:
     async def append_companion(self, records: list[Record]) -> None:
         """What is committed stays, also if the leader crashes meanwhile, or does not hear of it."""
         host, chance = self._host, self._host.world.random
+        if host.deletes_at_store and any(kind == consumer_records.STATE for kind, _ in records):
+            host.deletes_at_store = False
+            host.world.after(0.0, host.scene.client.ack_at_once)
+            host.world.after(0.0, host.delete)
         fails = not host.scene.is_healed and chance.random() < _STORE_FAILS
         is_committed = not fails or chance.random() < 0.5
         taken = host.unanswered[: len(host.unanswered) - len(host.led._answers)]  # others came while it was stored
@@ -367,6 +372,9 @@ class Host:
         self.leaf = Leaf(self)
         self.stream = Stream(self)
         self.has_session = True
+        self.kept_until_us = 0
+        self.deletes_at_store = False
+        self.lost_at_read_ms: float | None = None
         self.led = Led(
             self.stream,  # type: ignore[arg-type]
             self.leaf,  # type: ignore[arg-type]
@@ -382,11 +390,22 @@ class Host:
 
     def _read_ms(self) -> float:
         chance = self.world.random
+        if self.lost_at_read_ms is not None:
+            back_ms, self.lost_at_read_ms = self.lost_at_read_ms, None
+            self.world.after(chance.uniform(0.0, 2.0), partial(self.lose_link, back_ms))
+            return 2.0
         return 0.0 if chance.random() < 0.7 else chance.uniform(0.0, 3.0)
 
     def _read_failure(self) -> Exception | None:
-        fails = not self.scene.is_healed and self.world.random.random() < _READ_FAILS
-        return FileUnavailable("too many open files") if fails else None
+        if self.scene.is_healed or self.world.random.random() >= _READ_FAILS:
+            return None
+        self.kept_until_us = self.us + _TRIED_AGAIN_US
+        return FileUnavailable("too many open files")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether nothing keeps it from answering at once."""
+        return self.has_session and self.leaf.is_up and self.us >= self.kept_until_us
 
     @property
     def served(self) -> ServedConsumer | None:
@@ -503,8 +522,12 @@ class Host:
         self._do(changed)
 
     def delete(self) -> None:
-        """Another one takes its place when nothing that it has acked is left."""
+        """Another consumer takes its place when nothing that it has acked is left."""
         self._do(lambda served: self.loop.spawn(self._delete(served), "deleting"))
+
+    def delete_at_store(self) -> None:
+        """While a state is stored, and acks come that are not in it."""
+        self.deletes_at_store = True
 
     async def _delete(self, served: ServedConsumer) -> None:
         led = self.led
@@ -554,6 +577,10 @@ class Host:
 
         self.world.after(back_ms, back)
 
+    def lose_link_at_read(self, back_ms: float) -> None:
+        """While messages are read."""
+        self.lost_at_read_ms = back_ms
+
     def lose_session(self, back_ms: float) -> None:
         """It is not known whether another broker leads by now."""
         self.has_session = False
@@ -562,6 +589,7 @@ class Host:
         def back() -> None:
             if self.life == life:
                 self.has_session = True
+                self.kept_until_us = max(self.kept_until_us, self.us + _TRIED_AGAIN_US)
 
         self.world.after(back_ms, back)
 

@@ -346,8 +346,8 @@ class Checker:
 
     # ---- always ----
 
-    def watch(self, machine: Consumer, now_us: int) -> None:
-        """After every step."""
+    def watch(self, machine: Consumer, now_us: int, *, is_served: bool) -> None:
+        """After every step. `is_served`: nothing keeps the leader from answering at once."""
         floor, lineage = machine.floor, self.lineage
         require(
             floor[0] >= lineage.floor[0] and floor[1] >= lineage.floor[1],
@@ -362,9 +362,9 @@ class Checker:
             require(floor[1] < seq and is_below, f"the floor {floor} passes {seq}, which is pending")
             most = machine.config.max_ack_pending
             require(most <= 0 or len(machine.pending) <= most, f"{len(machine.pending)} are pending, of {most}")
-        self._watch_pulls(machine, now_us)
+        self._watch_pulls(machine, now_us, is_served)
 
-    def _watch_pulls(self, machine: Consumer, now_us: int) -> None:
+    def _watch_pulls(self, machine: Consumer, now_us: int, is_served: bool) -> None:
         for reply, pull in self.pulls.items():
             until_us = pull.expires_us
             require(until_us is None or now_us <= until_us + _ENDS_WITHIN_US, f"{reply} does not end")
@@ -372,7 +372,7 @@ class Checker:
             require(not every_us or now_us <= pull.last_us + every_us + _ENDS_WITHIN_US, f"{reply} gets no heartbeats")
             if not pull.request.no_wait or until_us is not None:
                 continue
-            if machine.is_stalled or machine.pending.has_queued or self.undelivered():
+            if not is_served or machine.is_stalled or machine.pending.has_queued or self.undelivered():
                 pull.ready_us = None
             elif pull.ready_us is None:
                 pull.ready_us = now_us

@@ -142,11 +142,11 @@ def plan_of(chance: Random) -> Plan:
         **(push_of(chance) if is_push else {}),
     )
     is_heavy = config.flow_control and chance.random() < 0.7
-    deliver = chance.choice(("all", "all", "all", "new", "by_start_sequence", "last_per_subject"))
+    deliver = chance.choice(("all", "all", "all", "new", "by_start_sequence", "last_per_subject", "last_per_subject"))
     sizes = (100_000, 700_000) if is_heavy else (1, 300)
     publish_ms = chance.choice(((2.0, 60.0), (20.0, 200.0)))
     keeps_all = policy != "explicit" or deliver != "all"
-    retention: Retention = "limits" if keeps_all else chance.choice(("limits", "limits", "workqueue", "interest"))
+    retention: Retention = "limits" if keeps_all else chance.choice(("limits", "workqueue", "interest"))
     return Plan(config, retention, filters, deliver, sizes, publish_ms)
 
 

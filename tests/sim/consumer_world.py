@@ -1,7 +1,10 @@
-"""A consumer of the JetStream API in a bad world: one machine, its stream, its clients and its leaders, under one seed.
+"""A consumer of the JetStream API in a bad world: its stream, its clients and its leaders, under one seed. The leaders
+run the code of the broker (`jetstream.consumers`) over a real log, in virtual time.
 
 Leaders crash and continue from the last state that was stored; acks are lost, late, doubled and reordered; messages are
-removed and purged; subscribers go; the configuration changes. After every step `Checker` asks what must always hold:
+removed and purged; subscribers go; the configuration changes; the connection on which messages go out and the session
+with the metadata are lost; reads are slow, and fail, and so does storing; consumers are deleted. After every step
+`Checker` asks what must always hold:
 
 - no message is skipped: what the consumer reads is delivered in order, once each, before it is delivered again
 - no message is forgotten: what was delivered is pending until it is acked, given up, or gone
@@ -12,7 +15,9 @@ removed and purged; subscribers go; the configuration changes. After every step 
 - the number of messages that are left, in each delivery, is that of the stream
 - a request gets at most the messages and bytes that it asks for, none after it has ended, and ends in its time
 - a subscriber with flow control gets at most so much that it has not confirmed; rates and replays keep their pace
-- messages that are not needed any more (for work queues and interest) are acked
+- messages that are not needed any more (for work queues and interest) are acked, and removed
+- nothing is assigned while it cannot be sent, or while another broker may lead
+- an ack is answered as soon as it is stored, and never before
 
 And when everything is healed: every message is delivered, and acked or given up.
 """
@@ -160,7 +165,7 @@ class Scene:
         deeds += [self.purge, self.limit, self.host.settle, self.host.settle, self.client.leave, self.change]
         deeds += [self.lose_link, self.lose_session]
         if self.plan.retention != "limits":
-            deeds.append(self.host.delete)
+            deeds += [self.host.delete, self.host.delete_at_store, self.host.delete_at_store]
         deed = chance.choice(deeds)
         self.world.note(deed.__name__)
         deed()
@@ -203,7 +208,9 @@ class Scene:
 
     def lose_link(self) -> None:
         """The connection on which messages go out."""
-        self.host.lose_link(self.world.random.choice((1.0, 20.0, 400.0)))
+        chance = self.world.random
+        lose = chance.choice((self.host.lose_link, self.host.lose_link_at_read))
+        lose(chance.choice((1.0, 20.0, 400.0)))
 
     def lose_session(self) -> None:
         """Of the leader with the metadata."""
@@ -259,7 +266,7 @@ class Scene:
 
     def check(self) -> None:
         if self.host.is_up and self.host.machine is not None:
-            self.checker.watch(self.host.machine, self.host.us)
+            self.checker.watch(self.host.machine, self.host.us, is_served=self.host.is_served)
 
 
 def run_seed(seed: int, rules: Rules = Rules(), trace: list[str] | None = None) -> Result:

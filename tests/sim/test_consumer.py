@@ -1,5 +1,5 @@
-"""A consumer under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first tenth in `make test`, the
-others in `make test-all`: see `consumer_world`.
+"""A consumer, and the code around it, under many seeds (`NATSLOG_SIM_SEEDS`, 400 of them unless told), the first tenth
+in `make test`, the others in `make test-all`: see `consumer_world`.
 
 To replay one: `python -m tests.sim SEED --only consumer`.
 """
@@ -51,7 +51,7 @@ def test_seeds_hold_every_promise(seeds: range) -> None:
     for wanted, least in (
         ("lives", 5),
         ("deliveries", 100),
-        ("again", 50),
+        ("again", 30),
         ("acks", 50),
         ("confirmations", 10),
         ("given_up", 2),

@@ -13,6 +13,11 @@ NOTICED_LATE = (
     "no alarm after a redelivery",
     "ack: of all before, by the number of the delivery",
     "last of each subject: one after the other is skipped",
+    "stored: where to skip to is forgotten",
+    "acks are answered when the start was moved",
+    "kept: what was acked during a store",
+    "queue: messages with a delay stay in it",
+    "gone: stays pending",
 )
 """Rules that many seeds do not need: these take seconds."""
 
