@@ -18,6 +18,7 @@ NOTICED_LATE = (
     "kept: what was acked during a store",
     "queue: messages with a delay stay in it",
     "gone: stays pending",
+    "pull: gets all",
 )
 """Rules that many seeds do not need: these take seconds."""
 
