@@ -368,7 +368,7 @@ class Host:
         if self.is_deleted:  # the last leader has crashed before the next one was created
             self.scene.begin_again()
             self.create()
-        self.loop = WorldLoop(self.world)
+        self.loop = WorldLoop(self.world, lambda: self.world.random.choice((0.0, 0.0, 0.0, 20.0)))
         self.leaf = Leaf(self)
         self.stream = Stream(self)
         self.has_session = True
@@ -421,7 +421,8 @@ class Host:
         self.scene.checker.restored(self.committed.lineage, self.us)
 
     def crash(self) -> None:
-        self.is_up, self.loop.is_dead = False, True
+        self.is_up = False
+        self.loop.die()
 
     def leave(self) -> None:
         """Another broker is to lead."""
@@ -432,13 +433,15 @@ class Host:
 
         async def end() -> None:
             await self.led.end("409 Leadership Change")
-            self.is_leaving, self.loop.is_dead = False, True
+            self.is_leaving = False
+            self.loop.die()
 
         self.loop.within(lambda: self.loop.spawn(end(), "ending"))
 
     async def pause(self, least_ms: float, most_ms: float) -> None:
         future = self.loop.create_future()
-        self.loop.call_later(self.world.random.uniform(least_ms, most_ms) / 1000, future.set_result, None)
+        delay_s = self.world.random.uniform(least_ms, most_ms) / 1000
+        self.loop.call_later(delay_s, lambda: None if future.done() else future.set_result(None))
         await future
 
     def _do(self, work: Callable[[ServedConsumer], Any]) -> None:

@@ -8,6 +8,7 @@ crashed is never run.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
@@ -22,13 +23,17 @@ Result = TypeVar("Result")
 class WorldLoop(asyncio.AbstractEventLoop):
     """As much of an event loop as code needs that opens no files and no connections.
 
+    Args:
+        late_ms: by how much a timer is late, because the loop is busy.
+
     Attributes:
         is_dead: the process has crashed, or ended.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, late_ms: Callable[[], float] = lambda: 0.0) -> None:
         self.is_dead = False
-        self._world = world
+        self._world, self._late_ms = world, late_ms
+        self._tasks: list[asyncio.Task[Any]] = []
         self._failure: BaseException | None = None
 
     def within(self, work: Callable[[], Result]) -> Result:
@@ -44,9 +49,17 @@ class WorldLoop(asyncio.AbstractEventLoop):
             raise failure
         return result
 
+    def die(self) -> None:
+        """Nothing runs any more."""
+        self.is_dead = True
+        for task in self._tasks:
+            coroutine: Any = task.get_coro()
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # which runs nothing of it
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """An error in it is one of the world."""
-        task = asyncio.Task(work, loop=self, name=name)
+        task = self.create_task(work, name=name)
         task.add_done_callback(self._note_end)
         return task
 
@@ -78,7 +91,8 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._world.after(max(0.0, when * 1000 - self._world.now_ms), lambda: self._run(handle))
+        delay_ms = max(0.0, when * 1000 - self._world.now_ms) + self._late_ms()
+        self._world.after(delay_ms, lambda: self._run(handle))
         return handle
 
     def _run(self, handle: asyncio.Handle) -> None:
@@ -92,7 +106,10 @@ class WorldLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self, name=name)
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name)
+        self._tasks = [one for one in self._tasks if not one.done()]
+        self._tasks.append(task)
+        return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(executor.submit(func, *args), loop=self)
