@@ -266,13 +266,14 @@ class Stream:
     async def append_companion(self, records: list[Record]) -> None:
         """What is committed stays, also if the leader crashes meanwhile, or does not hear of it."""
         host, chance = self._host, self._host.world.random
-        if host.deletes_at_store and any(kind == consumer_records.STATE for kind, _ in records):
+        states = any(kind == consumer_records.STATE for kind, _ in records)
+        if host.deletes_at_store and states:
             host.deletes_at_store = False
             host.world.after(0.0, host.scene.client.ack_at_once)
             host.world.after(0.0, host.delete)
         fails = not host.scene.is_healed and chance.random() < _STORE_FAILS
         is_committed = not fails or chance.random() < 0.5
-        taken = host.unanswered[: len(host.unanswered) - len(host.led._answers)]  # others came while it was stored
+        taken = host.unanswered[: len(host.unanswered) - len(host.led._answers)] if states else []  # later ones are not
         done = host.loop.create_future()
 
         def commit() -> None:
