@@ -105,3 +105,35 @@ def test_an_ack_whose_store_was_interrupted_is_not_answered_before_its_state_is_
         assert sent == [b"PUB _INBOX.ack 0\r\n\r\n"]
 
     asyncio.run(story())
+
+
+def test_consumers_are_told_of_a_purge_again_where_the_log_could_not_be_read() -> None:
+    """For example without descriptors; the simulation found it (seed 65)."""
+    told: list[bool] = []
+
+    async def purged(_: str) -> None:
+        told.append(True)
+        if len(told) == 1:
+            raise CorruptLog("a file cannot be read")
+
+    async def story() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        led: Any = SimpleNamespace(
+            _is_ending=False,
+            _purged_below=0,
+            purged=purged,
+            spawn=lambda work, name: tasks.append(asyncio.create_task(work)),
+            stream=SimpleNamespace(name="s", record=SimpleNamespace(purged_below=5)),
+        )
+        led._tell_of_purge = lambda: LedConsumers._tell_of_purge(led)
+        led._look_for_purge = lambda: LedConsumers._look_for_purge(led)
+        led._look_for_purge()
+        await asyncio.gather(*tasks)
+        assert led._purged_below == 0
+        led._look_for_purge()
+        await asyncio.gather(*tasks)
+        assert led._purged_below == 5
+        led._look_for_purge()
+        assert len(told) == len(tasks) == 2
+
+    asyncio.run(story())

@@ -33,6 +33,7 @@ from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
 from natslog.jetstream.stream_config import config_of
 from natslog.log_events import event
+from natslog.model import Offset
 from natslog.node.clock import elapsed_us
 from natslog.node.replicas import consumer_records
 from natslog.node.replicas.companion_log import Record
@@ -337,9 +338,23 @@ class LedConsumers:
 
     def _look_for_purge(self) -> None:
         below = self.stream.record.purged_below
-        if below > self._purged_below:
+        if below > self._purged_below and not self._is_ending:
             self._purged_below = below
-            self.spawn(self.purged(""), f"consumers of the purged stream {self.stream.name}")
+            self.spawn(self._tell_of_purge(), f"consumers of the purged stream {self.stream.name}")
+
+    async def _tell_of_purge(self) -> None:
+        """Again, where the log cannot be read now."""
+        try:
+            await self.purged("")
+        except NatslogError as error:
+            logger.warning(
+                "stream %s: consumers are told of a purge later: %s",
+                self.stream.name,
+                error.message,
+                extra=event("consumer.purge_waits", stream=self.stream.name, reason=error.code),
+            )
+            self._purged_below = Offset(0)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._look_for_purge)
 
     async def purged(self, pattern: str) -> None:
         """Messages on subjects that this pattern covers were purged, or, if it is empty, the oldest ones. Raises
