@@ -107,7 +107,7 @@ def test_an_ack_whose_store_was_interrupted_is_not_answered_before_its_state_is_
     asyncio.run(story())
 
 
-def test_consumers_are_told_of_a_purge_again_where_the_log_could_not_be_read() -> None:
+def test_a_purge_is_applied_to_consumers_again_where_the_log_could_not_be_read() -> None:
     """For example without descriptors; the simulation found it (seed 65)."""
     told: list[bool] = []
 
@@ -125,7 +125,7 @@ def test_consumers_are_told_of_a_purge_again_where_the_log_could_not_be_read() -
             spawn=lambda work, name: tasks.append(asyncio.create_task(work)),
             stream=SimpleNamespace(name="s", record=SimpleNamespace(purged_below=5)),
         )
-        led._tell_of_purge = lambda: LedConsumers._tell_of_purge(led)
+        led._apply_purge = lambda: LedConsumers._apply_purge(led)
         led._look_for_purge = lambda: LedConsumers._look_for_purge(led)
         led._look_for_purge()
         await asyncio.gather(*tasks)

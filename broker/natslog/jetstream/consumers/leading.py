@@ -340,15 +340,15 @@ class LedConsumers:
         below = self.stream.record.purged_below
         if below > self._purged_below and not self._is_ending:
             self._purged_below = below
-            self.spawn(self._tell_of_purge(), f"consumers of the purged stream {self.stream.name}")
+            self.spawn(self._apply_purge(), f"consumers of the purged stream {self.stream.name}")
 
-    async def _tell_of_purge(self) -> None:
+    async def _apply_purge(self) -> None:
         """Again, where the log cannot be read now."""
         try:
             await self.purged("")
         except NatslogError as error:
             logger.warning(
-                "stream %s: consumers are told of a purge later: %s",
+                "stream %s: a purge is applied to its consumers later: %s",
                 self.stream.name,
                 error.message,
                 extra=event("consumer.purge_waits", stream=self.stream.name, reason=error.code),
