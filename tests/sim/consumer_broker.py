@@ -91,6 +91,7 @@ class Watched(Consumer):
 
     def nak(self, seq: int, delivered_as: int, delay_us: int | None, now_us: int) -> bool:
         checker = self.host.scene.checker
+        self.host.note_exceeded()
         is_due = checker.is_nakable(self, seq, delivered_as)
         is_done = super().nak(seq, delivered_as, delay_us, now_us)
         checker.naked(seq, delay_us or 0, self.host.us, is_done=is_done, is_due=is_due)

@@ -127,3 +127,14 @@ def test_subscriber_that_goes_while_messages_are_read_gets_none() -> None:
     consumer.interest(False, 2)
     assert deliver(consumer, range(4, 6), 2) == 0
     assert consumer.delivered == (3, 3)
+
+
+def test_ack_of_all_before_below_the_floor_takes_back_that_a_message_was_given_up() -> None:
+    """It was answered, and the message counted as given up for ever (seed 391)."""
+    consumer = delivering(3)
+    consumer.exceeded[1] = 3
+    consumer.floor = (2, 2)
+    assert ack(consumer, 1, 1)
+    assert consumer.exceeded == {}
+    assert consumer.floor == (2, 2)
+    assert consumer.take_acked().tolist() == [1]

@@ -303,6 +303,8 @@ class Consumer:
     def _ack_all(self, seqs: Longs, delivered_as: Longs, now_us: int) -> None:
         last = int(np.argmax(seqs))
         seq = int(seqs[last])
+        if self.exceeded:  # also one below the floor, which passes what was given up
+            self._forget_exceeded(np.array([one for one in self.exceeded if one <= seq], np.int64))
         if seq <= self.floor[1]:
             return
         self.acked_us = self._used_us = now_us
@@ -311,8 +313,6 @@ class Consumer:
             self.acked.append(self.pending.at(SEQ, at))
             self.pending.remove(at)
         self.floor = (max(self.floor[0], min(int(delivered_as[last]), self.delivered[0])), seq)
-        for one in [one for one in self.exceeded if one <= seq]:
-            del self.exceeded[one]
         self.is_changed = True
 
     def _remove(self, at: Longs) -> None:
