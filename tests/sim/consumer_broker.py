@@ -265,7 +265,7 @@ class Stream:
         return True
 
     async def append_companion(self, records: list[Record]) -> None:
-        """What is committed stays, also if the leader crashes meanwhile, or does not hear of it."""
+        """What is committed stays, also if the leader crashes meanwhile, or gets an error."""
         host, chance = self._host, self._host.world.random
         states = any(kind == consumer_records.STATE for kind, _ in records)
         if host.deletes_at_store and states:
@@ -552,7 +552,7 @@ class Host:
                 if led.retention.is_complete:
                     break
             else:
-                raise Violation("messages that nobody needs are not removed")
+                raise Violation("messages that no consumer needs are not removed")
             left = [seq for seq in self.scene.stream.order if seq in acked]
             require(not left, f"{left[:5]} were acked, and are kept although the consumer is deleted")
             self.scene.begin_again()

@@ -19,6 +19,7 @@ NOTICED_LATE = (
     "queue: messages with a delay stay in it",
     "gone: stays pending",
     "pull: gets all",
+    "pull: gets messages when it has expired",
 )
 """Rules that many seeds do not need: these take seconds."""
 

@@ -91,8 +91,12 @@ class SealedSegment:
 
     @property
     def facts(self) -> SegmentFacts:
-        """The index is read once for them. Raises CorruptLog."""
-        return self.known or _facts_of(self.index)
+        """The index is read once for them, and not kept. Raises CorruptLog."""
+        known = self.known
+        if known is None:
+            known = _facts_of(self.index)
+            self.forget()
+        return known
 
     @property
     def has_index(self) -> bool:

@@ -77,7 +77,7 @@ _ROLLS_PER_LIMIT = 8
 _NOT_DUE_WITHIN_US = 1_000_000
 _STORED_AT_CLOSE_OFFSETS = 10_000
 _READ_AT_ONCE_BYTES = 8 * 1024 * 1024
-_SMALL_COMMIT_BYTES = 64 * 1024
+_SMALL_COMMIT_BYTES = 16 * 1024
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
 
@@ -320,10 +320,12 @@ class StreamLog:
         active.append(*batches)
         self.written_in_s = time.perf_counter() - started_s
         is_small = len(batches) == 1 and batches[0].header.total_bytes <= _SMALL_COMMIT_BYTES
-        self._newest = batches[0] if is_small else None
+        self._newest = batches[0] if is_small and self.settings.replicas > 1 else None
 
     def newest_commit(self, start: int) -> bytes | None:
-        """The bytes of the last commit, if it is small, begins at `start` and is the end of the log; else None."""
+        """The bytes of the last commit, if it is small, begins at `start` and is the end of the log; else None. Of a
+        stream with other replicas.
+        """
         newest = self._newest
         if newest is None or newest.header.base_offset != start or newest.header.end_offset != self.log_end_offset:
             return None
@@ -609,7 +611,7 @@ class StreamLog:
             self.compression.sealed(self.chain, fresh.base_offset, uncompressed_bytes)
             return True
 
-        is_due = self.options.merges_segments and self._small_segments.may_be_due
+        is_due = self.options.merges_segments and self._small_segments.may_be_due and self.failure is None
         return is_due and self._write_again(merge, pause)
 
     def _replace_by_merged(self, parts: list[SealedSegment], fresh: SealedSegment) -> None:

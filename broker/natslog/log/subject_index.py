@@ -217,8 +217,10 @@ class SubjectIndex:
         returns it.
         """
         with self._lock:
-            known = [self._sealed.get(segment.base_offset, (None, None)) for segment in merged]
-            parts = [part for (of, part), segment in zip(known, merged, strict=True) if part and of is segment]
+            known = [self._sealed.get(segment.base_offset) for segment in merged]
+            parts = [
+                one[1] for one, segment in zip(known, merged, strict=True) if one is not None and one[0] is segment
+            ]
             whole = SubjectPart.joined(parts) if len(parts) == len(merged) else None
             fresh = replace()
             if whole is not None:

@@ -285,7 +285,7 @@ def test_too_many_open_files_are_no_failed_write(tmp_path: Path, monkeypatch: py
 
 def test_last_commit_is_sent_as_it_is_in_the_file(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind a cut, a run, a roll and a change of the leader: what followers get is what is stored."""
-    log, chance = open_log(log_folder), random.Random(7)
+    log, chance = open_log(log_folder, replicas=3), random.Random(7)
     sent_as_it_is = 0
     for step in range(200):
         match chance.randrange(6):

@@ -1,7 +1,7 @@
 """Outgoing frames to one peer: sealed and sent in order, and bounded in number while they wait.
 
-Theory of operation. A frame is sent in the call that wants it sent: a task would cost another turn of the event loop,
-of which an ack from three replicas has many. Only if the socket accepts no more data, a task continues, and sends what
+Theory of operation. A frame is sent within `send`: a task would cost another turn of the event loop, of which an ack
+from three replicas has many. Only if the socket accepts no more data, a task continues, and sends what
 has been queued meanwhile.
 """
 
