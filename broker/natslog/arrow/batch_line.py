@@ -33,7 +33,7 @@ ALIGNMENT = 8
 ID_BYTES = 12
 
 _KEEP_GIL = 0  # 20 bytes per nanosecond: acquiring the lock again takes longer
-_CRCS = 1 + len(COLUMNS) + 1
+CRCS = 1 + len(COLUMNS) + 1
 BLANK_CRC = b"00000000"
 _V1_FORM = (
     b"v1 base_offset=%019d rows=%010d epoch=%019d max_timestamp_us=%019d"
@@ -41,9 +41,9 @@ _V1_FORM = (
 )
 _V2_FORM = (
     b"v2 base_offset=%019d end_offset=%019d rows=%010d epoch=%019d max_timestamp_us=%019d ids_bytes=%010d"
-    b" header_bytes=%010d body_bytes=%012d crcs=" + b".".join([b"%08x"] * _CRCS)
+    b" header_bytes=%010d body_bytes=%012d crcs=" + b".".join([b"%08x"] * CRCS)
 )
-_V2_CRC_BYTES = 9 * _CRCS - 1  # at the end of the line
+_V2_CRC_BYTES = 9 * CRCS - 1  # at the end of the line
 _V1 = (
     rb"v1 base_offset=(\d{1,19}) rows=(\d{1,10}) epoch=(\d{1,19}) max_timestamp_us=(\d{1,19})"
     rb" header_bytes=(\d{10}) body_bytes=(\d{12}) header_crc32c=([0-9a-f]{8}) crc32c=([0-9a-f]{8})\0"
@@ -52,12 +52,12 @@ _V2 = (
     rb"v2 base_offset=(\d{19}) end_offset=(\d{19}) rows=(\d{10}) epoch=(\d{19}) max_timestamp_us=(\d{19})"
     rb" ids_bytes=(\d{10}) header_bytes=(\d{10}) body_bytes=(\d{12})"
     rb" crcs=([0-9a-f]{8})\.([0-9a-f]{8}(?:\.[0-9a-f]{8}){%d})\0"
-) % (_CRCS - 2)
+) % (CRCS - 2)
 _LINE = re.compile(_V1 + b"|" + _V2)
 _V1_CRCS = (7, 8)
 _V2_CRC, _V2_BODY_CRCS = 17, 18
 _V2_NUMBERS = slice(8, 16)  # of all groups
-_CRC_WORDS = struct.Struct(f">{_CRCS}I")
+_CRC_WORDS = struct.Struct(f">{CRCS}I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def blank_line(batch_format: int) -> bytes:
 
 
 def blank_crcs(batch_format: int) -> tuple[int, ...]:
-    return (0, 0) if batch_format == FIRST_FORMAT else (0,) * _CRCS
+    return (0, 0) if batch_format == FIRST_FORMAT else (0,) * CRCS
 
 
 def line_start(header: Bytes) -> int:

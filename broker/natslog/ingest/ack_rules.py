@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from natslog.errors import InvalidRequest
 from natslog.model import Acks
-from natslog.subjects import check_subject, is_wildcard
+from natslog.subjects import MAX_SUBJECT_BYTES, check_subject, is_wildcard
 from natslog.wire import native
 from natslog.wire.frames import Frames
 from natslog.wire.layout import REPLY, REPLY_LEN
@@ -63,6 +63,16 @@ class AckRules:
         ends = np.cumsum([len(prefix) for prefix in encoded], dtype=np.int64)
         omits_internal = any(is_wildcard(subject.split(".")[0]) for subject in subjects)
         return cls(acks, omits_internal, is_recorded, np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+    def plain_bytes(self, frames: Frames, most_bytes: int) -> int:
+        """How many bytes these frames have; 0 where one is not plain, or needs more than to be stored, and acked at its
+        reply subject: see `kernels_plain.survey_plain`.
+        """
+        if self.acks not in ("reply", "any"):
+            return 0
+        limits = (most_bytes, MAX_SUBJECT_BYTES, int(self.omits_internal))
+        found: int = native.survey_plain(frames.buffer, frames.rows, *limits, self._prefixes, self._prefix_ends)
+        return found
 
     def applied(self, frames: Frames, opened: npt.NDArray[np.bool_] | None = None) -> Frames:
         """The frames that are recorded, with the subject that each one's ack goes to as its reply subject. What a

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from natslog.errors import NatslogError
 from natslog.ingest.columns import Texts
 from natslog.wire import native
+from natslog.wire.frames import Frames
 from natslog.wire.outgoing import publish_frames
 
 _MIDDLE = np.frombuffer(b',"offset":', np.uint8)
@@ -67,6 +68,15 @@ def stored(
     fixed = (head, _MIDDLE, epoch_field, *_TAILS)
     filled = native.stored_acks(*texts, offsets, marks, _NONE if full is None else full, rows_of, *fixed, out)
     return out.data[:filled] if filled > len(out) // 2 else out[:filled].copy().data  # it is kept until HW allows it
+
+
+def of_plain(frames: Frames, base_offset: int, *, stream: str) -> memoryview:
+    """The same of plain frames (`kernels_plain.survey_plain`) that are stored from this offset on."""
+    head, _ = _texts(stream, 0)
+    fixed_bytes = len(head) + len(_TAILS[0]) + _FRAME_AND_NUMBERS_BYTES
+    out = np.empty(frames.span_bytes + len(frames.rows) * fixed_bytes, np.uint8)
+    filled = native.plain_acks(frames.buffer, frames.rows, base_offset, head, _TAILS[0], out)
+    return out.data[:filled]
 
 
 @functools.lru_cache(1024)

@@ -22,18 +22,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.arrow import ipc
-from natslog.arrow.batch_line import ALIGNMENT, BatchHeader, blank_crcs, fill_line, line_start
-from natslog.arrow.batch_metadata import FIRST_BUFFERS
+from natslog.arrow.batch_line import ALIGNMENT, CRCS, BatchHeader, blank_crcs, fill_line, line_spans, line_start
+from natslog.arrow.batch_metadata import BUFFERS, FIRST_BUFFERS
 from natslog.arrow.message_template import MessageTemplate, batch_tables
 from natslog.arrow.row_buffers import Buffer, RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
+from natslog.wire import native
+from natslog.wire.frames import Frames
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 _HEADERS_NODE = 4  # after offset, timestamp, subject, key
 _SIZED = (np.ndarray, memoryview)
 _SMALL_BODY_BYTES = 64 * 1024
 _COUNTED_ROWS = 64 * 1024
+_PLAIN_ROW_BYTES, _PLAIN_BATCH_BYTES = 40, 256  # of a plain batch beside subjects, payloads and header, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,28 @@ def encode_rows(
     count = rows.rows
     described = _Described(base_offset, base_offset + count, epoch, timestamp_us, batch_format, run)
     return _encoded(rows, _offsets(base_offset, count), np.full(count, timestamp_us, np.int64), described)
+
+
+@functools.cache
+def _plain_form() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """A header of a batch that belongs to no run, and where its numbers stand: see `wire.stored_layout`."""
+    template = _template(None, ipc.LATEST_FORMAT)
+    numbers, crcs = line_spans(template.header)
+    places = [template.body_length, template.row_count, template.nodes, template.buffers, crcs[0][0]]
+    places += itertools.chain.from_iterable((start, end - start) for start, end in numbers)
+    return np.frombuffer(template.header, np.uint8), np.array(places, np.int64)
+
+
+def encode_plain(frames: Frames, *, base_offset: int, timestamp_us: int, epoch: int) -> EncodedBatch:
+    """As `encode_rows`, of frames that are plain (`kernels_plain.survey_plain`); one piece, with bytes of its own."""
+    rows, (template, places) = len(frames.rows), _plain_form()
+    out = np.empty(len(template) + frames.span_bytes + _PLAIN_ROW_BYTES * rows + _PLAIN_BATCH_BYTES, np.uint8)
+    lengths, crcs = np.empty(BUFFERS, np.int64), np.empty(CRCS, np.int64)
+    numbers = (base_offset, epoch, timestamp_us)
+    size = native.encode_plain(frames.buffer, frames.rows, template, places, *numbers, lengths, crcs, out)
+    sizes, end_offset = (len(template), size - len(template)), base_offset + rows
+    header = BatchHeader(base_offset, end_offset, rows, epoch, timestamp_us, *sizes, tuple(crcs.tolist()))
+    return EncodedBatch(header, [out.data[:size]])
 
 
 def encode_rows_at(

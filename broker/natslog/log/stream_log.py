@@ -36,7 +36,7 @@ from natslog.arrow.row_buffers import RowBuffers
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
 from natslog.log import sealed as sealing
-from natslog.log.batch_encoder import EncodedBatch, encode_rows
+from natslog.log.batch_encoder import EncodedBatch, encode_plain, encode_rows
 from natslog.log.batch_index import BatchEntry
 from natslog.log.chain import Segment, SegmentChain, damage_error
 from natslog.log.checked_file import make_folder, sync_folder
@@ -65,6 +65,7 @@ from natslog.log.visibility import UNKNOWN, Visibility
 from natslog.log.visible_size import VisibleSize
 from natslog.log_events import event
 from natslog.model import Epoch, StreamSettings
+from natslog.wire.frames import Frames
 from natslog.wire.outgoing import taken
 
 logger = logging.getLogger("natslog.log")
@@ -295,20 +296,26 @@ class StreamLog:
             StorageFull, StorageUnavailable: nothing was written; the same call may succeed later.
             StorageFailed, CorruptLog: the stream takes no writes until the broker restarts or the file is restored.
         """
+        size_bytes = rows.nbytes + ROW_BYTES * rows.rows + HEADER_BYTES
+        return self._append(size_bytes, now_us, partial(encode_rows, rows, batch_format=batch_format))
+
+    def append_plain(self, frames: Frames, size_bytes: int, now_us: int) -> tuple[int, int]:
+        """As `append`, of frames that are plain (`kernels_plain.survey_plain`), in the latest format.
+
+        Args:
+            size_bytes: of the frames.
+        """
+        size_bytes += ROW_BYTES * len(frames.rows) + HEADER_BYTES
+        return self._append(size_bytes, now_us, partial(encode_plain, frames))
+
+    def _append(self, size_bytes: int, now_us: int, encode: Callable[..., EncodedBatch]) -> tuple[int, int]:
         if self.failure is not None:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
-            active = self.active_for_append(rows.nbytes + ROW_BYTES * rows.rows + HEADER_BYTES, now_us)
+            active = self.active_for_append(size_bytes, now_us)
             base_offset = active.end_offset
-            encoded = encode_rows(
-                rows,
-                base_offset=base_offset,
-                timestamp_us=timestamp_us,
-                epoch=self.epoch,
-                batch_format=batch_format,
-            )
-            self._write(active, encoded)
+            self._write(active, encode(base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch))
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)

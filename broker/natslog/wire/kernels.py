@@ -11,7 +11,18 @@ import numpy as np
 
 from natslog.wire.compiled import compiled, copy_bytes, inlined
 from natslog.wire.kernels_ids import pack_id
-from natslog.wire.kernels_text import COLON, CR, LF, SPACE, TAB, equals, find_line_end, is_blank, read_number
+from natslog.wire.kernels_text import (
+    COLON,
+    CR,
+    LF,
+    SPACE,
+    TAB,
+    equals,
+    find_line_end,
+    is_blank,
+    is_plain_subject,
+    read_number,
+)
 from natslog.wire.layout import CONTROL_SID, MAX_LINE_BYTES
 
 _M, _S, _G, _H = 77, 83, 71, 72
@@ -299,22 +310,7 @@ def mark_not_plain(buffer: Any, frames: Any, most_bytes: int, marks: Any) -> int
     """
     count = 0
     for index in range(frames.shape[0]):
-        start, length = frames[index, 3], frames[index, 4]
-        is_plain = 0 < length <= most_bytes
-        if is_plain:
-            end, token = start + length, start
-            for at in range(start, end + 1):
-                byte = buffer[at] if at < end else 46
-                if byte == 46:
-                    size = at - token
-                    if size == 0 or (size == 1 and (buffer[token] == 42 or buffer[token] == 62)):
-                        is_plain = False
-                        break
-                    token = at + 1
-                elif byte <= 32 or byte == 127:
-                    is_plain = False
-                    break
-        if not is_plain:
+        if not is_plain_subject(buffer, frames[index, 3], frames[index, 4], most_bytes):
             marks[index] = True
             count += 1
     return count

@@ -18,7 +18,7 @@ close the connection.
 
 
 @inlined
-def _begins_with_one(buffer: Any, start: int, length: int, prefixes: Any, ends: Any) -> bool:
+def begins_with_one(buffer: Any, start: int, length: int, prefixes: Any, ends: Any) -> bool:
     """Whether the text begins with one of the prefixes, which stand one after another, and goes on."""
     first = 0
     for index in range(ends.shape[0]):
@@ -40,7 +40,7 @@ def keep_replies(buffer: Any, frames: Any, prefixes: Any, ends: Any) -> None:
     """Takes the reply subject from every frame in which it does not begin with one of the prefixes."""
     for index in range(frames.shape[0]):
         length = frames[index, 6]
-        if length > 0 and not _begins_with_one(buffer, frames[index, 5], length, prefixes, ends):
+        if length > 0 and not begins_with_one(buffer, frames[index, 5], length, prefixes, ends):
             frames[index, 6] = 0
 
 
@@ -90,7 +90,14 @@ def mark_internal(buffer: Any, frames: Any, prefixes: Any, ends: Any, marks: Any
     for index in range(frames.shape[0]):
         start, length = frames[index, 3], frames[index, 4]
         is_internal = length > 0 and buffer[start] == _DOLLAR
-        marks[index] = is_internal or _begins_with_one(buffer, start, length, prefixes, ends)
+        marks[index] = is_internal or begins_with_one(buffer, start, length, prefixes, ends)
+
+
+@inlined
+def is_of_delivery(buffer: Any, start: int, length: int) -> bool:
+    """Whether a reply subject is that of a message that a JetStream consumer delivers."""
+    size = _OF_DELIVERIES.shape[0]
+    return length > size and equals(buffer, start, start + size, _OF_DELIVERIES)
 
 
 @compiled
@@ -100,9 +107,8 @@ def mark_deliveries(buffer: Any, frames: Any, marks: Any) -> int:
     Returns:
         How many there are.
     """
-    count, size = 0, _OF_DELIVERIES.shape[0]
+    count = 0
     for index in range(frames.shape[0]):
-        start = frames[index, 5]
-        marks[index] = frames[index, 6] > size and equals(buffer, start, start + size, _OF_DELIVERIES)
+        marks[index] = is_of_delivery(buffer, frames[index, 5], frames[index, 6])
         count += marks[index]
     return count

@@ -149,6 +149,26 @@ def stored_acks(
 
 
 @compiled
+def put_ack(data: Any, start: int, length: int, head: Any, sequence: int, tail: Any, out: Any, at: int) -> int:
+    """The ack of one message, without any of what only some have: `PUB <reply> <size>`, then `<head><sequence><tail>`.
+    Returns where it ends.
+    """
+    digits = digits_of(sequence)
+    size = head.shape[0] + digits + tail.shape[0]
+    out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
+    copy_bytes(data, start, length, out, at + 4)
+    at += 4 + length
+    out[at] = SPACE
+    at = put_number(out, at + 1, size, digits_of(size))
+    out[at], out[at + 1] = CR, LF
+    at = put_text(out, at + 2, head)
+    at = put_number(out, at, sequence, digits)
+    at = put_text(out, at, tail)
+    out[at], out[at + 1] = CR, LF
+    return at + 2
+
+
+@compiled
 def publish_frames(
     subject_offsets: Any,
     subject_data: Any,

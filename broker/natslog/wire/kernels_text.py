@@ -9,6 +9,7 @@ import numpy as np
 from natslog.wire.compiled import compiled, copy_bytes, inlined
 
 CR, LF, SPACE, TAB, COLON, ZERO = 13, 10, 32, 9, 58, 48
+_DOT, _STAR, _GREATER, _DELETE = 46, 42, 62, 127
 _MAX_DIGITS = 18
 
 
@@ -46,6 +47,26 @@ def equals(buffer: Any, start: int, end: int, word: Any) -> bool:
         return False
     for at in range(word.shape[0]):
         if buffer[start + at] != word[at]:
+            return False
+    return True
+
+
+@compiled
+def is_plain_subject(buffer: Any, start: int, length: int, most_bytes: int) -> bool:
+    """Whether a message can have this subject: it is not longer, and has no empty token, no wildcard as a token and no
+    control character.
+    """
+    if not 0 < length <= most_bytes:
+        return False
+    end, token = start + length, start
+    for at in range(start, end + 1):
+        byte = buffer[at] if at < end else _DOT
+        if byte == _DOT:
+            size = at - token
+            if size == 0 or (size == 1 and (buffer[token] == _STAR or buffer[token] == _GREATER)):
+                return False
+            token = at + 1
+        elif byte <= SPACE or byte == _DELETE:
             return False
     return True
 

@@ -154,6 +154,7 @@ _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
 _direct, _stored = "natslog.wire.kernels_direct", "natslog.wire.kernels_stored"
+_plain = "natslog.wire.kernels_plain"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, FRAMES.out, Array("int64", 2).out, results=4)
 survey = Kernel(_kernels, "survey", BYTES, FRAMES, results=7)
@@ -245,6 +246,11 @@ gather_batches = Kernel(
     OFFSETS.out, BYTES.out,
 )  # fmt: skip
 gather_ids = Kernel(_stored, "gather_ids", BYTES, _BATCHES, PACKED.out)
+survey_plain = Kernel(_plain, "survey_plain", BYTES, FRAMES, *[INTEGER] * 3, BYTES, LONGS, results=1)
+encode_plain = Kernel(
+    _plain, "encode_plain", BYTES, FRAMES, BYTES, LONGS, *[INTEGER] * 3, LONGS.out, LONGS.out, BYTES.out, results=1
+)
+plain_acks = Kernel(_plain, "plain_acks", BYTES, FRAMES, INTEGER, BYTES, BYTES, BYTES.out, results=1)
 
 _WORDS_OF_A_LINE = (6, 2)
 

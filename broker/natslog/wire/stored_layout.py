@@ -9,6 +9,8 @@ BATCH_COLUMNS = 9
 
 BODY_LENGTH, ROW_COUNT, NODES, BUFFERS, CRCS = range(5)
 """Places in a header of a batch, in bytes: numbers of Arrow's metadata, and the CRCs of the batch line."""
+NUMBERS = 5
+"""From here on, of one that is to be written: the place and the width of each number of the batch line."""
 
 ALL_ROWS, SUBJECT_BYTES, KEY_BYTES, PAIRS, NAME_BYTES, TEXT_BYTES, VALUE_BYTES = range(7)
 KEY_NULLS, HEADER_NULLS, TEXT_NULLS = 7, 8, 9

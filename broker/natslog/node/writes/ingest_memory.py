@@ -22,9 +22,12 @@ class IngestMemory:
         self.used_bytes = 0
         self._spare: deque[BatchBuilder] = deque()
 
-    def take(self, size_bytes: int) -> bool:
+    def fits(self, size_bytes: int) -> bool:
         """One message fits into empty memory whatever its size."""
-        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
+        return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        if not self.fits(size_bytes):
             return False
         self.used_bytes += size_bytes
         return True

@@ -55,6 +55,7 @@ from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_mess
 from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
 from natslog.ingest.unwanted import split_by_subject, split_by_text
 from natslog.log import RunLog
+from natslog.log.stream_log import ROW_BYTES
 from natslog.log_events import event
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
@@ -265,11 +266,33 @@ class StreamIngest:
 
     def receive(self, frames: Frames) -> None:
         """Called by the link with frames of this stream's subscription; copies the data that it keeps."""
+        if self._begin_plain(frames):
+            return
         try:
             self._receive(frames)
         finally:
             if self._is_turn_due:
                 self._begin_turn()
+
+    def _begin_plain(self, frames: Frames) -> bool:
+        """Commits a few plain messages at once, without gathering them; False, and nothing is done, where they, what is
+        pending or the stream need more than that.
+        """
+        if self._has_turn or self._has_spans or self._batch_format() == FIRST_FORMAT:
+            return False
+        most_bytes = _QUICK_BYTES if self.max_message_bytes is None else self.max_message_bytes
+        size_bytes = self.ack_rules.plain_bytes(frames, most_bytes)
+        if not 0 < size_bytes <= _QUICK_BYTES or not self._memory.fits(size_bytes) or self.why_not() is not None:
+            return False
+        with self._lock:
+            if self._has_turn or not self._is_quick(len(frames.rows)):
+                return False
+            self._has_turn = True
+        self._begun += 1
+        self.stats.received += len(frames.rows)
+        self.stats.received_bytes += size_bytes
+        self._turn(self._finish, self._pace.took, partial(self._commit_plain, frames, size_bytes, time.monotonic()))
+        return True
 
     def _receive(self, frames: Frames) -> None:
         opened = None
@@ -431,13 +454,20 @@ class StreamIngest:
     def _refuse(self, frames: Frames, error: NatslogError, reason: str | None = None) -> None:
         """Sends the refusal to publishers that wait for an ack; the loss of other messages is counted and logged."""
         self._count_refused(len(frames.rows), error, reason)
+        answers = self._refusals_of(frames, error)
+        if answers is not None:
+            self._answer(answers, len(frames.rows))
+
+    def _refusals_of(self, frames: Frames, error: NatslogError) -> memoryview | None:
+        """None where no publisher waits for an ack."""
         asking = frames.select(frames.rows[:, REPLY_LEN] > 0)
-        if len(asking.rows):
-            builder = BatchBuilder()
-            builder.add(asking)
-            batch = builder.taken()
-            assert batch.replies is not None, "rows with a reply subject were selected"
-            self._answer(self._refusals(batch, batch.replies, error), len(asking.rows))
+        if not len(asking.rows):
+            return None
+        builder = BatchBuilder()
+        builder.add(asking)
+        batch = builder.taken()
+        assert batch.replies is not None, "rows with a reply subject were selected"
+        return self._refusals(batch, batch.replies, error)
 
     def _refusals(self, batch: Batch, replies: Texts, error: NatslogError) -> memoryview:
         return self._refused(replies, batch.correlations, error)
@@ -536,7 +566,7 @@ class StreamIngest:
         """For the messages that were just received: in the event loop, without another turn of it, or in a thread."""
         self._is_turn_due = False
         with self._lock:
-            is_quick = self._is_quick()
+            is_quick = self._is_gathered_quick() and self._is_quick(self._gathered[0].builder.rows)
         if is_quick:
             self._turn(self._finish, self._pace.took)
         else:
@@ -545,13 +575,20 @@ class StreamIngest:
     def _turn_in_thread(self) -> None:
         self._executor.submit(self._turn, self._finish_soon, self._pace.took_in_thread)
 
-    def _is_quick(self) -> bool:
-        """Whether the pending work is one small commit without a new file, on a disk that was fast recently."""
+    def _is_gathered_quick(self) -> bool:
+        """Whether what was gathered is one small commit. Under the lock."""
         return (
             len(self._gathered) == 1
             and self._gathered[0].frame_bytes <= _QUICK_BYTES
             and not self._gathered[0].builder.has_conditions  # to check them may take a read of the log
-            and self.room.fits(self._gathered[0].builder.rows, 2 * _QUICK_BYTES)
+        )
+
+    def _is_quick(self, rows: int) -> bool:
+        """Whether a small commit of so many rows is all there is to do, without a new file, and the disk was fast
+        recently. Under the lock.
+        """
+        return (
+            self.room.fits(rows, 2 * _QUICK_BYTES + ROW_BYTES * rows)
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
             and self._pace.is_quick
             and self.log.is_quick_append(self.stream_time.now_us())
@@ -562,16 +599,23 @@ class StreamIngest:
 
     # ---- committing: a writer thread, or the event loop if the commit is fast ----
 
-    def _turn(self, finish: Callable[[_Outcome], None], took: Callable[[float], None]) -> None:
+    def _turn(
+        self,
+        finish: Callable[[_Outcome], None],
+        took: Callable[[float], None],
+        first: Callable[[], None] | None = None,
+    ) -> None:
         """Executes pending commits, and for a while new ones; then other streams get their turn.
 
         Args:
-            finish: takes the outcome of each commit. took: takes the seconds that each took.
+            finish: takes the outcome of each commit. took: takes the seconds that each took. first: comes before what
+                is pending.
         """
         try:
-            until = time.monotonic() + _TURN_S
-            while (work := self._next_work(finish, took)) is not None:
+            until, work = time.monotonic() + _TURN_S, first
+            while (work := work or self._next_work(finish, took)) is not None:
                 work()
+                work = None
                 if time.monotonic() > until:
                     self._turn_in_thread()
                     return
@@ -646,6 +690,20 @@ class StreamIngest:
         if outcome.span is not None:
             outcome.span.find_contexts()
         self._memory.take_back(gathering.builder)
+
+    def _commit_plain(self, frames: Frames, size_bytes: int, begun_s: float) -> None:
+        """In the event loop: see `_begin_plain`."""
+        rows, started = len(frames.rows), time.perf_counter()
+        try:
+            base_offset, _ = self.log.append_plain(frames, size_bytes, self.stream_time.now_us())
+        except NatslogError as error:
+            self._finish(_Outcome(rows, 0, 0, 0.0, self._refusals_of(frames, error), error))
+            return
+        seconds = time.perf_counter() - started
+        self._pace.took(self.log.written_in_s)
+        answers = acks.of_plain(frames, base_offset, stream=self.name)
+        end_offset = base_offset + rows
+        self._finish(_Outcome(rows, 0, 0, seconds, answers or None, end_offset=end_offset, begun_s=begun_s))
 
     def _outcome_of(self, gathering: _Gathering, took: Callable[[float], None]) -> _Outcome:
         if self._abandoned:

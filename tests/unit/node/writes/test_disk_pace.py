@@ -37,11 +37,27 @@ def test_a_disk_is_taken_for_fast_until_it_is_slow() -> None:
         assert pace.is_quick
 
 
-def test_one_slow_write_is_followed_by_threads_and_then_by_an_attempt() -> None:
+def test_one_slow_write_is_none_of_a_slow_disk() -> None:
+    pace = of_known_disk(Clock())
+    for _ in range(10):
+        pace.took(0.09)
+        assert pace.is_quick
+        for _ in range(100):
+            pace.took(0.0003)
+
+
+def test_a_disk_that_has_stopped_is_left_to_threads_at_once() -> None:
+    pace = of_known_disk(Clock())
+    pace.took(0.1)
+    assert not pace.is_quick
+
+
+def test_slow_writes_are_followed_by_threads_and_then_by_an_attempt() -> None:
     clock = Clock()
     pace = of_known_disk(clock)
-    pace.took(0.005)
-    assert pace.is_quick, "the mean is still below a millisecond"
+    for _ in range(2):
+        pace.took(0.02)
+        assert pace.is_quick, "the mean is still below a millisecond"
     pace.took(0.02)
     assert not pace.is_quick
     clock.now_s += 1.9

@@ -1,0 +1,195 @@
+"""Messages that are committed at once, in the event loop and straight from their frames: all that holds for others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from natslog.errors import NatslogError, StorageFull, StreamSealed
+from natslog.ingest.ack_rules import AckRules
+from natslog.log import StreamLog
+from natslog.node.writes.disk_pace import DiskPace
+from natslog.node.writes.ingest_memory import IngestMemory
+from natslog.node.writes.stream_ingest import StreamIngest
+from natslog.wire.frames import FrameParser
+from tests.conftest import open_log, stored_values, stream_time_of
+
+
+class QuickDisk(DiskPace):
+    is_quick = True  # type: ignore[assignment]
+
+
+class Answers:
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    def send_now(self, protocol: bytes | memoryview) -> bool:
+        self.bodies += [json.loads(line) for line in bytes(protocol).split(b"\r\n") if line.startswith(b"{")]
+        return True
+
+
+@pytest.fixture
+def log(log_folder: Path) -> Iterator[StreamLog]:
+    log = open_log(log_folder)
+    yield log
+    log.close()
+
+
+def receive(ingest: StreamIngest, *values: bytes) -> None:
+    parser = FrameParser()
+    parser.receive_data(b"".join(b"MSG orders.new 1 _INBOX.a %d\r\n%s\r\n" % (len(value), value) for value in values))
+    for frames in parser.frames():
+        ingest.receive(frames)
+
+
+def run(log: StreamLog, work: Callable[[StreamIngest, Answers], Any], **settings: Any) -> list[BaseException]:
+    """Returns what stopped the writer."""
+    bugs: list[BaseException] = []
+
+    async def main() -> None:
+        answers = Answers()
+        with ThreadPoolExecutor(2) as writers:
+            given: dict[str, Any] = {
+                "stream_time": stream_time_of(log),
+                "sender": answers,
+                "executor": writers,
+                "memory": IngestMemory(1 << 20),
+                "ack_rules": AckRules.of("reply", ["orders.>"], ["_INBOX."]),
+                "pace": QuickDisk(),
+            }
+            ingest = StreamIngest("orders", log, **given | settings)
+            ingest.start(lambda what, error: bugs.append(error))
+            await work(ingest, answers)
+            await asyncio.sleep(0)
+            if not bugs:
+                await asyncio.wait_for(ingest.stop(), 20)
+
+    asyncio.run(main())
+    return bugs
+
+
+def test_a_commit_is_made_and_acked_before_the_frames_are_given_back(log: StreamLog) -> None:
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        for at in range(5):
+            receive(ingest, b"%d" % at, b"and")
+            assert answers.bodies[-2:] == [{"stream": "orders", "seq": 2 * at + seq} for seq in (1, 2)]
+            assert ingest.is_settled
+        stats = ingest.stats
+        assert (stats.received, stats.committed, stats.commits, stats.acked_commits) == (10, 10, 5, 5)
+
+    assert not run(log, work)
+    assert stored_values(log) == [text for at in range(5) for text in (b"%d" % at, b"and")]
+
+
+def test_a_full_disk_is_answered_and_the_next_message_is_stored(
+    log: StreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise StorageFull("the disk is full", file="f")
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(log._room, "require", full)
+            receive(ingest, b"lost")
+        assert answers.bodies[0]["error"]["err_code"] == 10047
+        assert ingest.stats.refused["storage_full"] == 1
+        receive(ingest, b"stored")
+        assert answers.bodies[1:] == [{"stream": "orders", "seq": 1}]
+
+    assert not run(log, work)
+    assert stored_values(log) == [b"stored"]
+
+
+def test_what_waits_for_other_replicas_is_bounded(log: StreamLog) -> None:
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        for _ in range(200):
+            receive(ingest, b"x")
+        assert ingest.stats.refused["overloaded"] > 0
+        assert all(body["error"]["err_code"] == 10167 for body in answers.bodies)
+        stored = log.log_end_offset
+        assert 0 < stored < 200
+        answers.bodies.clear()
+        ingest.release(stored)
+        assert [body["seq"] for body in answers.bodies] == list(range(1, stored + 1))
+
+    assert not run(log, work, memory=IngestMemory(10_000), appended=lambda end_offset: None)
+
+
+def test_a_stream_that_takes_nothing_refuses(log: StreamLog) -> None:
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        receive(ingest, b"x")
+        assert answers.bodies[0]["error"]["err_code"] == 10109
+
+    assert not run(log, work, refuses=StreamSealed("sealed"))
+    assert log.log_end_offset == 0
+
+
+def test_a_message_that_is_too_large_is_refused(log: StreamLog) -> None:
+    log.settings = msgspec.structs.replace(log.settings, max_message_bytes=10)
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        receive(ingest, b"x" * 10, b"x" * 11)
+        await ingest.drained()
+        assert answers.bodies[0]["error"]["err_code"] == 10054
+        assert answers.bodies[1] == {"stream": "orders", "seq": 1}
+
+    assert not run(log, work)
+
+
+def test_no_commit_is_made_beside_another_turn_of_the_writer(log: StreamLog) -> None:
+    writes, may_go_on = threading.Event(), threading.Event()
+
+    def errand() -> None:
+        writes.set()
+        assert may_go_on.wait(20)
+        assert log.log_end_offset == 0
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        ingest.hand_to_writer(errand)
+        await asyncio.to_thread(writes.wait, 20)
+        receive(ingest, b"x")
+        assert not answers.bodies
+        may_go_on.set()
+        await ingest.drained()
+        assert answers.bodies == [{"stream": "orders", "seq": 1}]
+
+    assert not run(log, work)
+
+
+def test_an_errand_that_came_meanwhile_is_executed(log: StreamLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    write = log._write
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        def writing(*arguments: Any) -> None:
+            ingest.hand_to_writer(lambda: done.append(log.log_end_offset))
+            write(*arguments)
+
+        monkeypatch.setattr(log, "_write", writing)
+        receive(ingest, b"x")
+        assert done == [1]
+
+    assert not run(log, work)
+
+
+def test_a_bug_is_reported_and_nothing_is_acked(log: StreamLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("a bug")
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        monkeypatch.setattr("natslog.log.stream_log.encode_plain", fails)
+        with pytest.raises(RuntimeError):
+            receive(ingest, b"x")
+        assert not answers.bodies
+
+    (bug,) = run(log, work)
+    assert str(bug) == "a bug"
+    assert not isinstance(bug, NatslogError)
