@@ -39,7 +39,7 @@ from natslog.node.log_levels import LogLevels
 from natslog.node.metadata.entries import Request
 from natslog.node.operations import Operations
 from natslog.node.peers.handshake import Hello
-from natslog.node.peers.messages import FetchRequest, FetchResponse, TransferLeadership
+from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.questions import Reply
 from natslog.node.publishing import Publishing
 from natslog.node.removing import Removing
@@ -411,12 +411,10 @@ class Broker:
         if session is None or request.begins or session.incarnation != request.incarnation:
             if session is not None:
                 session.close()
-            session = sessions[peer.broker] = FetchSession(peer.broker, self.hosting.find_log, self.readers)
-        self._in_background(self._answer_fetch(session.serve(request), reply), "serving a fetch")
-
-    @staticmethod
-    async def _answer_fetch(answer: Coroutine[Any, Any, tuple[FetchResponse, list[bytes]]], reply: Reply) -> None:
-        reply(*await answer)
+            session = sessions[peer.broker] = FetchSession(
+                peer.broker, self.hosting.find_log, self.readers, self._in_background
+            )
+        session.serve(request, reply)
 
     def has_session(self) -> bool:
         """Whether the metadata of this broker is recent enough to state positions."""

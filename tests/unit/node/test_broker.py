@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from natslog.cluster.roles import FetchPosition
 from natslog.config import BrokerConfig
 from natslog.errors import StorageFull
+from natslog.model import Epoch, StreamId
 from natslog.node.broker import Broker
 from natslog.node.peers.messages import FetchRequest
 from natslog.node.replicas.fetch_sessions import FetchSession
@@ -22,12 +24,13 @@ def served(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> B
     async def fail(session: FetchSession, request: FetchRequest) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(FetchSession, "serve", fail)
+    monkeypatch.setattr(FetchSession, "_gathered", fail)
 
     async def story() -> Broker:
         broker = Broker(BrokerConfig(data_dir=str(folder)))
         peer: Any = SimpleNamespace(broker=2)
-        broker._serve_fetch(peer, FetchRequest(1, "folder.1.n"), lambda response, payload: None)
+        changed = ((StreamId("orders"), FetchPosition(Epoch(1), 0, Epoch(0))),)
+        broker._serve_fetch(peer, FetchRequest(1, "folder.1.n", changed), lambda response, payload: None)
         while broker._under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await broker.stop()

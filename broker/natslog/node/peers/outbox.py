@@ -1,19 +1,18 @@
 """Outgoing frames to one peer: sealed and sent in order, and bounded in number while they wait.
 
-Theory of operation. A frame is sent within `send`: a task would cost another turn of the event loop, of which an ack
-from three replicas has many. Only if the socket accepts no more data, a task continues, and sends what
-has been queued meanwhile.
+Theory of operation. A frame is sent within `send` (see `begun`). Only if the socket accepts no more data, a task
+continues, and sends what has been queued meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
-from typing import Any, cast
+from typing import cast
 
 import aiohttp
 from aiohttp import web
 
+from natslog.node.begun import Begun
 from natslog.node.peers.keys import Opener, Sealer
 from natslog.node.peers.messages import Frame, decode_frame, encode_frame
 
@@ -24,24 +23,13 @@ _WAITING_FRAMES = 4096
 _WAITING_BYTES = 64 * 1024 * 1024
 
 
-class _Begun:
-    """A coroutine that was begun outside of a task, and waits; awaited, it continues. `awaited`: what it waits for."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-        self._coroutine, self._awaited = coroutine, awaited
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        yield self._awaited
-        yield from self._coroutine.__await__()
-
-
 class Outbox:
     """Sends frames over a socket."""
 
     def __init__(self, socket: Socket, sealer: Sealer) -> None:
         self._socket = socket
         self._sealer = sealer
-        self._waiting: asyncio.Queue[bytearray | _Begun] = asyncio.Queue(_WAITING_FRAMES)
+        self._waiting: asyncio.Queue[bytearray | Begun[None]] = asyncio.Queue(_WAITING_FRAMES)
         self._waiting_bytes = 0
         self._is_behind = False  # the task sends
         self._task = asyncio.create_task(self._run(), name="link outbox")
@@ -67,7 +55,7 @@ class Outbox:
         except _LOST:
             return False  # the reading side detects it too
         self._is_behind = True
-        self._waiting.put_nowait(_Begun(sending, awaited))
+        self._waiting.put_nowait(Begun(sending, awaited))
         return True
 
     async def _sending(self, data: bytearray) -> None:
@@ -77,7 +65,7 @@ class Outbox:
         try:
             while True:
                 begun = await self._waiting.get()
-                if isinstance(begun, _Begun):
+                if isinstance(begun, Begun):
                     await begun
                 else:
                     self._waiting_bytes -= len(begun)

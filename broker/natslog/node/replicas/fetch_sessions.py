@@ -2,7 +2,9 @@
 
 Theory of operation. A session belongs to one link. A request names only positions that changed; unchanged streams cause
 no traffic. When a stream gets new records, another HW or another leader, it becomes *due* in the sessions that follow
-it; a request waits until a stream is due. A new HW alone waits a moment, to be sent together with records.
+it; a request waits until a stream is due, and is answered in the call that has made it due if that can be done without
+a read in a thread (`begun`). A new HW alone waits a moment, to be sent together with records. A position
+that only confirms the records that were just sent makes no stream due: there is nothing to say.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from natslog.arrow import ipc
-from natslog.cluster.roles import Fenced, FetchPosition, Matching
+from natslog.cluster.roles import Fenced, FetchPosition, LeaderReplica, Matching, Verdict
 from natslog.errors import CorruptLog, NatslogError
 from natslog.log import ReplicaLog
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.begun import begin
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
+
+Reply = Callable[[FetchResponse, list[bytes]], None]
 
 _WAIT_S = 0.5
 _EXPECTED_WAIT_S, _EXPECTED_WITHIN_S = 0.02, 1.0
@@ -73,22 +78,31 @@ class FetchSession:
 
     Args:
         find: a stream or a companion log by its id, where this broker has it.
+        spawn: makes a task of work, with this name; an error of it is a bug.
     """
 
     def __init__(
-        self, follower: BrokerId, find: Callable[[StreamId], HostedStream | Companion | None], executor: Executor
+        self,
+        follower: BrokerId,
+        find: Callable[[StreamId], HostedStream | Companion | None],
+        executor: Executor,
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self.follower = follower
         self.incarnation = ""
         self.last_contact_s = time.monotonic()
         self._find = find
-        self._executor = executor
+        self._executor, self._spawn = executor, spawn
         self._positions: dict[StreamId, FetchPosition] = {}
         self._due: dict[StreamId, None] = {}
         self._due_later: set[StreamId] = set()
         self._catching_up: dict[StreamId, _Part] = {}
+        self._sent_by: dict[StreamId, LeaderReplica] = {}  # by whom records were sent, until the next position is known
         self._expected: dict[StreamId, float] = {}  # the position in each of these, until then
-        self._wake = asyncio.Event()
+        self._held: tuple[FetchRequest, Reply] | None = None  # until a stream is due
+        self._held_until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_answer_due = False
 
     def expect(self, stream_id: StreamId) -> None:
         """This broker leads the stream from now on. The follower says where it is in its next request: until it has,
@@ -96,7 +110,7 @@ class FetchSession:
         """
         self._expected[stream_id] = time.monotonic() + _EXPECTED_WITHIN_S
         self._make_due(stream_id)
-        self._wake.set()
+        asyncio.get_running_loop().call_soon(self._answer_held)
 
     def _wait_s(self) -> float:
         """For how long a request is held while no stream is due."""
@@ -111,7 +125,7 @@ class FetchSession:
         if has_records:
             self._due_later.discard(stream_id)
             self._due[stream_id] = None
-            self._wake.set()
+            self._answer_soon()
         elif stream_id not in self._due_later:
             if not self._due_later:
                 asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
@@ -120,38 +134,75 @@ class FetchSession:
     def _send_high_watermarks(self) -> None:
         self._due |= dict.fromkeys(self._due_later)
         self._due_later.clear()
-        if self._due:
-            self._wake.set()
+        self.answer()
 
-    def serve(self, request: FetchRequest) -> Coroutine[Any, Any, tuple[FetchResponse, list[bytes]]]:
-        """Takes the positions of the request, which may move HW: what waits for that is acked in this call. Returns the
-        answer, when a stream is due; an empty one after half a second, or sooner (`expect`).
+    def serve(self, request: FetchRequest, reply: Reply) -> None:
+        """Takes the positions of the request, which may move HW: what waits for that is acked in this call.
+
+        Args:
+            reply: is called with the answer, when a stream is due; with an empty one after half a second, or sooner
+                (`expect`). Not for a request that another one follows before.
         """
         self.last_contact_s = time.monotonic()
         self.incarnation = request.incarnation
         for stream_id in request.forget:
             self._positions.pop(stream_id, None)
+            self._sent_by.pop(stream_id, None)
             self._due.pop(stream_id, None)
             if (stream := self._find(stream_id)) is not None:
                 stream.sessions.discard(self)
         for stream_id, position in request.changed:
             self._positions[stream_id] = position
-            self._note_position(stream_id, position)
+            if self._only_confirms(stream_id, position, self._note_position(stream_id, position)):
+                self._catching_up.pop(stream_id, None)
+                continue
             if (pause_s := self._pause_s(stream_id, position)) > 0:
                 asyncio.get_running_loop().call_later(pause_s, self._make_due, stream_id)
             else:
                 self._due[stream_id] = None
-        return self._answered(request)
+        self._held = (request, reply)
+        if self._due:
+            self.answer()
+        else:
+            self._hold(request, reply)
 
-    async def _answered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
-        if not self._due:
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(self._wait_s()):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-        return await self._gathered(request)
+    def _hold(self, request: FetchRequest, reply: Reply) -> None:
+        """One timer serves many requests: it looks at the newest."""
+        self._held = (request, reply)
+        loop = asyncio.get_running_loop()
+        self._held_until_s = loop.time() + self._wait_s()
+        if self._timer is not None and self._timer.when() > self._held_until_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_at(self._held_until_s, self._look_at_held)
+
+    def _look_at_held(self) -> None:
+        self._timer, loop = None, asyncio.get_running_loop()
+        if self._held is not None and loop.time() < self._held_until_s:
+            self._timer = loop.call_at(self._held_until_s, self._look_at_held)
+        else:
+            self._answer_held()
+
+    def _answer_soon(self) -> None:
+        """In the next turn of the event loop: more streams may become due in this one."""
+        if self._held is not None and not self._is_answer_due:
+            self._is_answer_due = True
+            asyncio.get_running_loop().call_soon(self.answer)
+
+    def answer(self) -> None:
+        """Answers the request that is held, if there is one, and a stream is due."""
+        self._is_answer_due = False
+        if self._due:
+            self._answer_held()
+
+    def _answer_held(self) -> None:
+        if self._held is not None:
+            (request, reply), self._held = self._held, None
+            begin(self._answer_request(request, reply), "serving a fetch", self._spawn)
+
+    async def _answer_request(self, request: FetchRequest, reply: Reply) -> None:
+        reply(*await self._gathered(request))
 
     def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
         """The pause before the next part of a replica that catches up; 0 for one that is in sync, or nearly, or that
@@ -179,15 +230,28 @@ class FetchSession:
     def _make_due(self, stream_id: StreamId) -> None:
         if stream_id in self._positions:
             self._due[stream_id] = None
-            self._wake.set()
+            self._answer_soon()
 
-    def _note_position(self, stream_id: StreamId, position: FetchPosition) -> None:
-        """The follower's position may move HW, before anything is read for it."""
+    def _note_position(self, stream_id: StreamId, position: FetchPosition) -> Verdict | None:
+        """The follower's position may move HW, before anything is read for it. None: not led here."""
         stream = self._find(stream_id)
-        if stream is not None and stream.leading is not None:
-            self._expected.pop(stream_id, None)
-            stream.sessions.add(self)
-            stream.fetched(self.follower, position, self.incarnation)
+        if stream is None or stream.leading is None:
+            return None
+        self._expected.pop(stream_id, None)
+        stream.sessions.add(self)
+        return stream.fetched(self.follower, position, self.incarnation)
+
+    def _only_confirms(self, stream_id: StreamId, position: FetchPosition, verdict: Verdict | None) -> bool:
+        """Whether this is where the records end that were just sent, and so does the log."""
+        leading, stream = self._sent_by.pop(stream_id, None), self._find(stream_id)
+        return (
+            leading is not None
+            and isinstance(verdict, Matching)
+            and stream is not None
+            and stream.leading is leading
+            and stream.log is not None
+            and stream.log.log_end_offset == position.offset
+        )
 
     async def _gathered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
         answers: list[FetchAnswer] = []
@@ -197,6 +261,7 @@ class FetchSession:
             if room <= 0:
                 break
             self._due.pop(stream_id, None)
+            self._due_later.discard(stream_id)
             answer, data = await self._answer(stream_id, room)
             if answer is not None:
                 answers.append(answer)
@@ -225,7 +290,9 @@ class FetchSession:
                     part.got_bytes = sum(len(piece) for piece in data)
                 if stream.leading is not leading:  # the data read may belong to another leader by now
                     return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
-            if not data:
+            if data:
+                self._sent_by[stream_id] = leading
+            else:
                 asyncio.get_running_loop().call_later(_READ_AGAIN_S, self._make_due, stream_id)
         return (
             FetchAnswer(
@@ -256,6 +323,9 @@ class FetchSession:
             if (stream := self._find(stream_id)) is not None:
                 stream.sessions.discard(self)
         self._positions.clear()
+        self._held = None
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def records_from(log: ReplicaLog, start: int, max_bytes: int) -> list[bytes]:

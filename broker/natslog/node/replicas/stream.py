@@ -100,6 +100,8 @@ class SessionMark(Protocol):
 
     def mark(self, stream_id: StreamId, *, has_records: bool) -> None: ...
 
+    def answer(self) -> None: ...
+
     def is_outpaced(self, stream_id: StreamId) -> bool: ...
 
 
@@ -376,6 +378,8 @@ class HostedStream:
         self._replica.appended(end_offset, run_start)
         self._mark_sessions()
         self._progress()
+        for session in tuple(self.sessions):
+            session.answer()
 
     def fetched(
         self, follower: BrokerId, position: FetchPosition, incarnation: str, *, is_companion: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,20 @@ def with_streams(folder: Path, story: Callable[[Streams], Awaitable[None]]) -> N
     run(folder, told)
 
 
+def spawned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(work, name=name)
+
+
+def served(session: FetchSession, request: FetchRequest) -> asyncio.Future[tuple[FetchResponse, list[bytes]]]:
+    answered = asyncio.get_running_loop().create_future()
+    session.serve(request, lambda response, payload: answered.set_result((response, payload)))
+    return answered
+
+
 async def asked(session: FetchSession, number: int, streams: Streams, offset: int) -> FetchResponse:
     position = FetchPosition(Epoch(1), offset, Epoch(1) if offset else Epoch(0))
     request = FetchRequest(number, "life", tuple((stream_id, position) for stream_id in streams))
-    response, payload = await session.serve(request)
+    response, payload = await served(session, request)
     assert sum(answer.length for answer in response.answers) == sum(map(len, payload))
     return response
 
@@ -71,7 +81,7 @@ def test_a_stream_that_grows_while_an_answer_is_made_is_in_it_once(tmp_path: Pat
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
         with Disturbed(lambda: append(first, b"new")) as executor:
-            session = FetchSession(OTHER, streams.get, executor)
+            session = FetchSession(OTHER, streams.get, executor, spawned)
             response = await asked(session, 1, streams, 0)
             assert sorted(answer.stream_id for answer in response.answers) == sorted(streams)
             end = first.usable_log().log_end_offset
@@ -84,11 +94,11 @@ def test_a_stream_that_grows_while_an_answer_is_made_is_in_it_once(tmp_path: Pat
 def test_what_has_no_room_in_an_answer_is_in_the_next(tmp_path: Path) -> None:
     async def story(streams: Streams) -> None:
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, streams.get, executor)
+            session = FetchSession(OTHER, streams.get, executor, spawned)
             position = FetchPosition(Epoch(1), 0, Epoch(0))
             changed = tuple((stream_id, position) for stream_id in streams)
-            small, _ = await session.serve(FetchRequest(1, "life", changed, max_bytes=500_000))
-            rest, _ = await session.serve(FetchRequest(2, "life", max_bytes=500_000))
+            small, _ = await served(session, FetchRequest(1, "life", changed, max_bytes=500_000))
+            rest, _ = await served(session, FetchRequest(2, "life", max_bytes=500_000))
         assert [answer.stream_id for answer in (*small.answers, *rest.answers)] == list(streams)
 
     with_streams(tmp_path, story)
@@ -102,7 +112,7 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
         now_s = 100.0
-        session = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1))
+        session = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1), spawned)
 
         def pause_after(seconds: float, offset: int, got_bytes: int = 1000, grew_bytes: int = 0) -> float:
             nonlocal now_s
@@ -155,7 +165,7 @@ def test_replica_comes_nearer_also_where_the_log_grows_in_bursts(
         )
         assert first.leading is not None
         first.leading.update(first.record, 0.0)
-        session, log = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1)), first.usable_log()
+        session, log = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1), spawned), first.usable_log()
         now_s, fetched_bytes, begin_s, begin_bytes = 100.0, 0, 100.0, log.appended_bytes
         monkeypatch.setattr("natslog.node.replicas.fetch_sessions.time.monotonic", lambda: now_s)
         while now_s < begin_s + 60:
@@ -186,15 +196,61 @@ def test_replica_that_has_caught_up_with_a_sealed_end_is_told_of_what_comes_next
         stream = await stage.host(stream.record)
         assert isinstance(stream.usable_log().chain.last, SealedSegment)
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, {stream.id: stream}.get, executor)
+            session = FetchSession(OTHER, {stream.id: stream}.get, executor, spawned)
             await asked(session, 1, {stream.id: stream}, 1)
             append(stream, b"next")
-            response, payload = await session.serve(FetchRequest(2, "life"))
+            response, payload = await served(session, FetchRequest(2, "life"))
         assert [answer.stream_id for answer in response.answers] == [stream.id]
         assert payload
         await stream.stop()
 
     run(tmp_path, story)
+
+
+def test_a_position_that_confirms_what_was_sent_is_answered_when_there_is_something_new(tmp_path: Path) -> None:
+    """Otherwise each message would take two answers for each follower, one of which is empty."""
+
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        with ThreadPoolExecutor(1) as executor:
+            session, log = FetchSession(OTHER, streams.get, executor, spawned), first.usable_log()
+            response = await asked(session, 1, {first.id: first}, log.log_end_offset - 1)
+            assert response.answers[0].length > 0
+            asking = asyncio.create_task(asked(session, 2, {first.id: first}, log.log_end_offset))
+            _, pending = await asyncio.wait([asking], timeout=0.005)
+            assert pending, "nothing is new"
+            append(first, b"new")
+            response = await asking
+            assert response.answers[0].length > 0
+            asking = asyncio.create_task(asked(session, 3, {first.id: first}, log.log_end_offset))
+            response = await asyncio.wait_for(asking, 0.3)
+            assert [(one.length, one.high_watermark) for one in response.answers] == [(0, log.log_end_offset)], (
+                "the new high watermark follows soon"
+            )
+            response = await asyncio.wait_for(asked(session, 4, {first.id: first}, log.log_end_offset), 0.3)
+            assert [one.length for one in response.answers] == [0], "asked again without having got records"
+
+    with_streams(tmp_path, story)
+
+
+def test_a_replica_that_has_caught_up_is_told_of_the_next_records(tmp_path: Path) -> None:
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        needs = msgspec.structs.replace(first.record.settings, min_isr=1)
+        first.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
+        assert first.leading is not None
+        first.leading.update(first.record, 0.0)
+        with ThreadPoolExecutor(1) as executor:
+            session, log = FetchSession(OTHER, streams.get, executor, spawned), first.usable_log()
+            await asked(session, 1, {first.id: first}, 2)
+            assert first.id in session._catching_up
+            asking = asyncio.create_task(asked(session, 2, {first.id: first}, log.log_end_offset))
+            await asyncio.sleep(0.001)
+            append(first, b"new")
+            response = await asyncio.wait_for(asking, 0.3)
+            assert response.answers[0].length > 0
+
+    with_streams(tmp_path, story)
 
 
 def test_records_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,12 +263,12 @@ def test_records_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypat
         first = next(iter(streams.values()))
         monkeypatch.setattr("natslog.node.replicas.fetch_sessions._READ_AGAIN_S", 0.01)
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, streams.get, executor)
+            session = FetchSession(OTHER, streams.get, executor, spawned)
             with monkeypatch.context() as patched:
                 patched.setattr("natslog.node.replicas.fetch_sessions.read_at", unreadable)
                 response = await asked(session, 1, {first.id: first}, 0)
                 assert [answer.length for answer in response.answers] == [0]
-            response, payload = await session.serve(FetchRequest(2, "life"))
+            response, payload = await served(session, FetchRequest(2, "life"))
         assert [answer.stream_id for answer in response.answers] == [first.id]
         assert payload
 
@@ -234,7 +290,7 @@ def test_a_replica_that_has_stopped_leading_when_the_records_are_read_answers_wi
                 first._loop.call_later(0.5, done.set_result, outcome)
                 return done
 
-        session = FetchSession(OTHER, streams.get, Deposing())
+        session = FetchSession(OTHER, streams.get, Deposing(), spawned)
         response = await asked(session, 1, {first.id: first}, 0)
         (answer,) = response.answers
         assert isinstance(answer.verdict, Fenced)
@@ -271,9 +327,9 @@ def test_a_request_is_not_held_while_the_follower_of_a_new_leader_may_say_where_
         first, second = streams.values()
         end = first.usable_log().log_end_offset
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, lambda one: None if one == first.id else streams[one], executor)
+            session = FetchSession(OTHER, lambda one: None if one == first.id else streams[one], executor, spawned)
             await asked(session, 1, streams if asked_before else {second.id: second}, end)
-            held = asyncio.create_task(session.serve(FetchRequest(2, "life")))
+            held = served(session, FetchRequest(2, "life"))
             await asyncio.sleep(0)
             session._find = streams.get  # from now on it leads the other one, too
             session.expect(first.id)
@@ -281,11 +337,11 @@ def test_a_request_is_not_held_while_the_follower_of_a_new_leader_may_say_where_
                 response, _ = await held
                 assert [answer.stream_id for answer in response.answers] == [first.id][: int(asked_before)]
                 for number in (3, 4):  # the first of them may have a high watermark
-                    await session.serve(FetchRequest(number, "life"))
+                    await served(session, FetchRequest(number, "life"))
             await asked(session, 5, {first.id: first}, end)
-            await session.serve(FetchRequest(6, "life"))
+            await served(session, FetchRequest(6, "life"))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
-                    await session.serve(FetchRequest(7, "life"))
+                    await served(session, FetchRequest(7, "life"))
 
     with_streams(tmp_path, story)

@@ -24,7 +24,7 @@ from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings, stream_of_companion
 from natslog.node.clock import monotonic_ms
-from natslog.node.peers.messages import FetchRequest
+from natslog.node.peers.messages import FetchRequest, FetchResponse
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
@@ -52,7 +52,9 @@ class Link:
 
     async def _serve(self, request: FetchRequest) -> None:
         session = self.trio.session(self.leader, self.follower, request)
-        response, payload = await session.serve(request)
+        session.serve(request, self._reply)
+
+    def _reply(self, response: FetchResponse, payload: list[bytes]) -> None:
         if (self.follower, self.leader) not in self.trio.cut:
             self.on_fetched(response, memoryview(b"".join(payload)))
 
@@ -128,7 +130,7 @@ class Trio:
         if known is None or request.begins or known.incarnation != request.incarnation:
             if known is not None:
                 known.close()
-            known = FetchSession(follower, lambda log_id: self._find(leader, log_id), self.executor)
+            known = FetchSession(follower, lambda log_id: self._find(leader, log_id), self.executor, self.spawn)
             self._sessions[leader, follower] = known
         return known
 
@@ -200,8 +202,8 @@ class Trio:
                 }
                 stream.tick(contact_ms)
 
-    def spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def spawn(self, work: Any, name: str = "") -> None:
+        task = asyncio.create_task(work, name=name or None)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
