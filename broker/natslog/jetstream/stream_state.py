@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
 from natslog.arrow.covered import covered
-from natslog.errors import OffsetOutOfRange
 from natslog.log import StreamLog
 
 NO_TIME = "0001-01-01T00:00:00Z"
@@ -94,13 +93,14 @@ def subjects_of(log: StreamLog, pattern: str, offset: int, most_bytes: int) -> t
 
 def _first_time(log: StreamLog, first: int, end: int) -> str:
     """When the first message was stored; if it was removed meanwhile, that which is the first now."""
+    first = max(first, log.first_readable_offset)
     while first < end:
-        try:
-            for rows in log.visible_rows(first, first + 1):
-                return time_of(rows.column("timestamp").cast(pa.int64())[0].as_py())
-            return NO_TIME
-        except OffsetOutOfRange:
-            first = max(first + 1, log.first_readable_offset)
+        found = log.time_us_of(first)
+        if found is not None:
+            return time_of(found)
+        if log.first_readable_offset <= first:
+            break
+        first = log.first_readable_offset
     return NO_TIME
 
 
@@ -108,6 +108,5 @@ def _last_us(log: StreamLog, end: int) -> int:
     """When the newest message was stored, also if it is deleted; 0 if there was none."""
     if log.log_end_offset == end:
         return max(0, log.newest_timestamp_us)
-    for _, rows in log.stored_rows(end - 1, end):
-        return int(rows.column("timestamp").cast(pa.int64())[0].as_py())
-    return max(0, log.newest_timestamp_us)
+    found = log.time_us_of(end - 1)
+    return max(0, log.newest_timestamp_us) if found is None else found

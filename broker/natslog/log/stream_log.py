@@ -153,6 +153,7 @@ class StreamLog:
         self._message_bytes_lock = threading.Lock()
         self._full_by: tuple[StreamSettings | None, Full] = (None, Full(1, 1, 1))
         self._newest: EncodedBatch | None = None  # the last commit, for followers
+        self._known_time = -1, 0
         self._is_closed = False
         self._seal_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
@@ -977,6 +978,22 @@ class StreamLog:
                     if rows.start < rows.stop:
                         yield header.epoch, batch[rows]
                 start = plan.next_offset
+
+    def time_us_of(self, offset: int) -> int | None:
+        """When this message was stored; None: nothing is stored there. The last one that was asked for is kept.
+
+        Raises:
+            CorruptLog: it cannot be read.
+        """
+        known = self._known_time
+        if known[0] == offset:
+            return known[1]
+        for _, rows in self.stored_rows(offset, offset + 1, columns=("offset", "timestamp")):
+            if rows.column("offset")[0].as_py() == offset:
+                found = int(rows.column("timestamp").cast(pa.int64())[0].as_py())
+                self._known_time = offset, found
+                return found
+        return None
 
     def message_bytes(self, start: int, end: int) -> int:
         """The size of the visible messages in `[start, end)` as JetStream counts it. Raises CorruptLog."""

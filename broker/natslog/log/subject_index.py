@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ logger = logging.getLogger("natslog.log")
 
 _JOINED = 2
 """A part in memory is joined with the next one, unless it has more than so many times as many messages."""
+_KEPT_COUNTS_BYTES = 8 * 1024 * 1024
 _TRIED = 5
 _FEW_BYTES = 8 * 1024 * 1024
 """Of messages that are read for the index by those who do not have the time to read many."""
@@ -71,6 +72,20 @@ class OnSubject:
     state: VisibleState
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownCounts:
+    """Of the messages in `[start, counts.end)`, of which so many were hidden."""
+
+    start: int
+    hidden: int
+    counts: SubjectCounts
+
+    def still_holds(self, state: VisibleState) -> bool:
+        """Whether the same of these messages are visible: what is hidden stays hidden."""
+        end = self.counts.end
+        return self.start == state.start and end <= state.end and state.hidden.count(self.start, end) == self.hidden
+
+
 class SubjectIndex:
     """See the module. Thread-safe; calls block.
 
@@ -84,6 +99,7 @@ class SubjectIndex:
         self._sealed: dict[int, tuple[Segment, SubjectPart]] = {}  # by base offset
         self._recent: dict[int, list[SubjectPart]] = {}  # by base offset of the segment
         self._covered: tuple[list[Segment], list[SubjectPart]] = ([], [])  # all segments but the last, if sealed
+        self._known_counts: _KnownCounts | None = None
         self.is_used = any(folder.glob(f"*{SUBJECTS_SUFFIX}"))
 
     # ---- lookups ----
@@ -179,8 +195,20 @@ class SubjectIndex:
         return self._counts_of(parts, state)
 
     def _counts_of(self, parts: Sequence[SubjectPart], state: VisibleState) -> SubjectCounts:
-        tables = (one.counts(state.hidden, state.start, state.end) for one in parts if one.end > state.start)
-        return SubjectCounts(combined(tables), state.end)
+        """What was counted last is continued, if since then only messages were added."""
+        known, begin = self._known_counts, state.start
+        if known is not None and known.still_holds(state):
+            if known.counts.end == state.end:
+                return known.counts
+            begin = known.counts.end
+        else:
+            known = None
+        fresh = (one.counts(state.hidden, begin, state.end) for one in parts if one.end > begin)
+        counts = SubjectCounts(combined(fresh if known is None else chain([known.counts.table], fresh)), state.end)
+        is_small = counts.table.nbytes <= _KEPT_COUNTS_BYTES
+        hidden = state.hidden.count(state.start, state.end)
+        self._known_counts = _KnownCounts(state.start, hidden, counts) if is_small else None
+        return counts
 
     def visible_state(self) -> VisibleState:
         """Which messages are visible now, whatever happens later."""

@@ -20,7 +20,7 @@ from pyroaring import BitMap64
 from natslog.errors import CorruptLog
 from natslog.log import ReplicaLog, StreamLog, small_segments
 from natslog.log.newest import Texts
-from natslog.log.removed import HiddenThen, offset_set
+from natslog.log.removed import Hidden, HiddenThen, offset_set
 from natslog.log.subject_counts import COUNTS_SCHEMA, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart
 from natslog.log.visibility import Rule
@@ -379,6 +379,38 @@ def test_counts_at_hand_are_those_that_need_no_messages(log_folder: Path, monkey
     assert found is not None
     assert found.table == log.subjects.counts()[1].table
     log.close()
+
+
+def test_counts_are_continued_while_messages_are_only_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question costs what was added since the last one, whatever else changed."""
+    asked: list[tuple[int, int]] = []
+    counts_of_part = SubjectPart.counts
+
+    def noting(part: SubjectPart, hidden: Hidden, start: int, end: int) -> pa.Table:
+        asked.append((start, end))
+        return counts_of_part(part, hidden, start, end)
+
+    monkeypatch.setattr(SubjectPart, "counts", noting)
+    replica = Replica(tmp_path)
+    log = replica.log
+
+    def counted() -> tuple[dict[str, int], list[tuple[int, int]]]:
+        asked.clear()
+        table = log.subjects.counts()[1].table
+        return dict(zip(table.column("subject").to_pylist(), table.column("count").to_pylist(), strict=True)), asked
+
+    for at, subject in enumerate("aab"):
+        log.append(rows_of([(subject, None, None)], at), at + 1)
+    assert counted() == ({"a": 2, "b": 1}, [(0, 3)])
+    assert counted() == ({"a": 2, "b": 1}, [])
+    log.append(rows_of([("b", None, None)], 3), 4)
+    found, ranges = counted()
+    assert (found, {one[0] for one in ranges}) == ({"a": 2, "b": 2}, {3})
+    replica.record({1})
+    assert counted()[0] == {"a": 1, "b": 2}, "one of those that were counted is hidden"
+    log.limit_start(1)
+    assert counted()[0] == {"b": 2}, "the log begins later"
+    replica.log.close()
 
 
 def test_parts_with_a_range_of_more_than_32_bits(tmp_path: Path) -> None:
