@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 logger = logging.getLogger("natslog")
@@ -42,12 +43,14 @@ class _WithoutPandas:
 
 def _keep_pandas_out() -> None:
     """The first array that pyarrow makes of Python values has it import pandas, where that is installed, to recognise
-    its types: 30 MiB, and half a second. pyarrow tries that once.
+    its types: 30 MiB, and half a second. pyarrow tries that once. That of an array of numpy has it import another part
+    of numpy: better now than when a first client waits for an answer.
     """
     finder: Any = _WithoutPandas
     sys.meta_path.insert(0, finder)
     try:
         pa.array([0])
+        pa.array(np.zeros(1))
     finally:
         sys.meta_path.remove(finder)
 

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from natslog.arrow.covered import covered
 
 _ROWS_AT_LEAST = 1 << 17
-_GROUPED = [("count", "sum"), ("first", "min"), ("last", "max")]
-_NAMES = {"subject": "subject", "count_sum": "count", "first_min": "first", "last_max": "last"}
 COUNTS_SCHEMA = pa.schema(
     [("subject", pa.string()), ("count", pa.int64()), ("first", pa.int64()), ("last", pa.int64())],
 )
@@ -43,21 +43,33 @@ class SubjectCounts:
 
 
 def combined(tables: Iterable[pa.Table]) -> pa.Table:
-    """Counts of several ranges as one table with ascending subjects. They are added up whenever there are as many rows
-    as distinct subjects, so that the memory is that of the distinct subjects.
+    """Counts of several ranges, each with ascending subjects, as one such table. They are added up whenever there are
+    as many rows as distinct subjects, so that the memory is that of the distinct subjects.
     """
-    known, waiting, rows = COUNTS_SCHEMA.empty_table(), list[pa.Table](), 0
+    waiting, rows = [COUNTS_SCHEMA.empty_table()], 0
     for table in tables:
+        if not len(table):
+            continue
         waiting.append(table)
         rows += len(table)
-        if rows >= max(_ROWS_AT_LEAST, len(known)):
-            known, waiting, rows = _grouped([known, *waiting]), [], 0
-    if waiting:
-        known = _grouped([known, *waiting]) if len(known) or len(waiting) > 1 else waiting[0]
-    return known.sort_by("subject").combine_chunks()
+        if rows >= max(_ROWS_AT_LEAST, len(waiting[0])):
+            waiting, rows = [_grouped(waiting)], 0
+    return _grouped(waiting).combine_chunks()
 
 
 def _grouped(tables: list[pa.Table]) -> pa.Table:
-    """One row for each subject."""
-    grouped = pa.concat_tables(tables).group_by("subject", use_threads=False).aggregate(_GROUPED)
-    return grouped.select(list(_NAMES)).rename_columns(list(_NAMES.values())).cast(COUNTS_SCHEMA)
+    """One row for each subject, ascending."""
+    filled = [table for table in tables if len(table)]
+    if len(filled) < 2:
+        return filled[0] if filled else tables[0]
+    rows = pa.concat_tables(filled)
+    encoded = rows.column("subject").combine_chunks().dictionary_encode()
+    codes, subjects = encoded.indices.to_numpy(), encoded.dictionary
+    order = np.argsort(codes, kind="stable")
+    begins = np.searchsorted(codes[order], np.arange(len(subjects)))
+    added = [
+        one.reduceat(rows.column(name).to_numpy()[order], begins)
+        for name, one in (("count", np.add), ("first", np.minimum), ("last", np.maximum))
+    ]
+    grouped = pa.Table.from_arrays([subjects, *map(pa.array, added)], schema=COUNTS_SCHEMA)
+    return grouped.take(pc.sort_indices(subjects))
