@@ -51,7 +51,7 @@ def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
     Raises:
         CorruptLog: a part of the log is damaged.
     """
-    view, counts = log.subjects.counts()
+    view, subjects = log.subjects.number()
     start, end, hidden = view.start, view.end, view.hidden
     first = hidden.next_visible(start, end)
     messages = end - first - hidden.count(first, end)
@@ -64,8 +64,8 @@ def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
         last_seq=end,
         last_ts=time_of(last_us) if last_us else NO_TIME,
     )
-    if len(counts.table):
-        state.num_subjects = len(counts.table)
+    if subjects:
+        state.num_subjects = subjects
     if messages and (gone := hidden.count(first, end)):
         state.num_deleted = gone
         if deleted:

@@ -84,6 +84,8 @@ class _Sizes:
 
     Attributes:
         sums: of all rows of the first n batches. hidden_bytes: of each batch, of `hidden_rows` that are hidden.
+        total: of the visible messages in the range that was asked for last, with as many hidden ones: see
+            `_of_segment`.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -91,6 +93,7 @@ class _Sizes:
         self.sums = array("q", [0])
         self.hidden_rows = np.zeros(0, np.int64)
         self.hidden_bytes = np.zeros(0, np.int64)
+        self.total: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0)
 
     def enlarge(self, batches: int) -> None:
         if len(self.hidden_rows) < batches:
@@ -153,12 +156,17 @@ class MessageBytes:
         if last < first:
             return 0
         index, sizes = segment.index, self._sizes[segment.path]
+        hidden = self._removed.count(index.base_offsets[first], index.end_offsets[last])
+        asked = (low, high, hidden)  # what is hidden stays hidden
+        if sizes.total[0] == asked:
+            return sizes.total[1]
         found = sizes.sums[last + 1] - sizes.sums[first]
-        if self._removed.count(index.base_offsets[first], index.end_offsets[last]):
+        if hidden:
             found -= int(self._hidden_sizes(segment, first, last).sum())
         for at in {first, last}:
             if low > index.base_offsets[at] or high < index.end_offsets[at]:
                 found += self._visible_part(segment, at, low, high) - sizes.visible(at)
+        sizes.total = asked, found
         return found
 
     def _offset_behind(self, segment: Segment, low: int, high: int, size_bytes: int) -> int:

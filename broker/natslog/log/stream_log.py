@@ -60,6 +60,7 @@ from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
 from natslog.log.small_segments import Full, SmallSegments, has_many_small_batches, write_merged
 from natslog.log.stored_ids import KeptIds, NewestIds, StoredIds, as_damage, ids_in, is_older, newest_ids
+from natslog.log.subject_counts import KeptCounts
 from natslog.log.subject_index import SubjectIndex
 from natslog.log.visibility import UNKNOWN, Visibility
 from natslog.log.visible_size import VisibleSize
@@ -90,7 +91,7 @@ class LogOptions:
         ended_in_order: the broker's last life ended gracefully, so that nothing can be torn.
         trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
             False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
-        store: what all logs of the broker may take together.
+        store: what all logs of the broker may take together. kept_counts: what was counted last, of all of them.
         appends_copies: several batches may have been written at once, also without other replicas: by an import.
         stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored, which natslog
             0.1.0 does not know. stores_gaps: whether batches may lack rows, which 0.1.0 takes for damage.
@@ -104,6 +105,7 @@ class LogOptions:
     ended_in_order: bool = False
     trusts_log_start: bool = True
     store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
+    kept_counts: KeptCounts = field(default_factory=KeptCounts)
     stores_scrub: bool = True
     stores_gaps: bool = True
     merges_segments: bool = True
@@ -146,7 +148,7 @@ class StreamLog:
         self.visibility = Visibility(folder, self.stored_rows, lambda: self.log_start_offset)
         self.reader = LogReader(self.chain, self.visibility)
         subject_rows = partial(self.stored_rows, columns=("offset", "subject"))
-        self.subjects = SubjectIndex(folder, self.chain, self.visibility, subject_rows)
+        self.subjects = SubjectIndex(folder, self.chain, self.visibility, subject_rows, options.kept_counts)
         self._limits = StartLimits(self.chain, self.visibility.removed, self._start_within)
         self.visible_size = VisibleSize(self.chain, self.visibility.removed)
         self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
@@ -1046,6 +1048,7 @@ class StreamLog:
             )
         self._store_visibility()
         self.kept.clear()
+        self.subjects.close()
         self._is_closed = True
         with self._seal_lock, self._checkpoint_lock:  # all other work on files has ended
             for segment in self.chain.segments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from natslog.arrow.covered import covered
+from natslog.log.removed import Hidden
 
 _ROWS_AT_LEAST = 1 << 17
+_KEPT_BYTES = 64 * 1024 * 1024
 COUNTS_SCHEMA = pa.schema(
     [("subject", pa.string()), ("count", pa.int64()), ("first", pa.int64()), ("last", pa.int64())],
 )
@@ -40,6 +43,54 @@ class SubjectCounts:
         if after is not None:
             start = bisect_right(range(len(subjects)), after.encode(), key=lambda at: subjects[at].as_py().encode())
         return self.table.slice(start, limit)
+
+
+class KeptCounts:
+    """What was counted last in each of a broker's logs, of at most 64 MiB together: that of the log that was asked
+    longest ago is dropped first. Thread-safe.
+    """
+
+    def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._kept: dict[object, KnownCounts] = {}
+
+    def of(self, index: object) -> KnownCounts | None:
+        with self._lock:
+            known = self._kept.pop(index, None)
+            if known is not None:
+                self._kept[index] = known
+            return known
+
+    def keep(self, index: object, known: KnownCounts) -> None:
+        with self._lock:
+            self._kept.pop(index, None)
+            self._kept[index] = known
+            total = sum(one.nbytes for one in self._kept.values())
+            while total > self._most_bytes:
+                total -= self._kept.pop(next(iter(self._kept))).nbytes
+
+    def drop(self, index: object) -> None:
+        with self._lock:
+            self._kept.pop(index, None)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCounts:
+    """Of the messages in `[start, counts.end)`, of which so many were hidden."""
+
+    start: int
+    hidden: int
+    counts: SubjectCounts
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.counts.table.nbytes)
+
+    def still_hold(self, start: int, end: int, hidden: Hidden) -> bool:
+        """Whether the same of these messages are visible: what is hidden stays hidden."""
+        own_end = self.counts.end
+        return self.start == start and own_end <= end and hidden.count(start, own_end) == self.hidden
 
 
 def combined(tables: Iterable[pa.Table]) -> pa.Table:

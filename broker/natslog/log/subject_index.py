@@ -29,7 +29,7 @@ from natslog.log.chain import Segment, SegmentChain
 from natslog.log.removed import Hidden, HiddenThen
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SUBJECTS_SUFFIX
-from natslog.log.subject_counts import SubjectCounts, combined
+from natslog.log.subject_counts import KeptCounts, KnownCounts, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart, file_identity, newest_visible, oldest_visible, text_at
 from natslog.log.visibility import StoredRows, Visibility
 from natslog.log_events import event
@@ -39,7 +39,6 @@ logger = logging.getLogger("natslog.log")
 
 _JOINED = 2
 """A part in memory is joined with the next one, unless it has more than so many times as many messages."""
-_KEPT_COUNTS_BYTES = 8 * 1024 * 1024
 _TRIED = 5
 _FEW_BYTES = 8 * 1024 * 1024
 """Of messages that are read for the index by those who do not have the time to read many."""
@@ -72,34 +71,22 @@ class OnSubject:
     state: VisibleState
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownCounts:
-    """Of the messages in `[start, counts.end)`, of which so many were hidden."""
-
-    start: int
-    hidden: int
-    counts: SubjectCounts
-
-    def still_holds(self, state: VisibleState) -> bool:
-        """Whether the same of these messages are visible: what is hidden stays hidden."""
-        end = self.counts.end
-        return self.start == state.start and end <= state.end and state.hidden.count(self.start, end) == self.hidden
-
-
 class SubjectIndex:
     """See the module. Thread-safe; calls block.
 
     Args:
-        rows: reads the log's rows.
+        rows: reads the log's rows. kept_counts: those of all logs of the broker.
     """
 
-    def __init__(self, folder: Path, chain: SegmentChain, visibility: Visibility, rows: StoredRows) -> None:
+    def __init__(
+        self, folder: Path, chain: SegmentChain, visibility: Visibility, rows: StoredRows, kept_counts: KeptCounts
+    ) -> None:
         self._chain, self._visibility, self._rows = chain, visibility, rows
         self._lock = threading.Lock()
         self._sealed: dict[int, tuple[Segment, SubjectPart]] = {}  # by base offset
         self._recent: dict[int, list[SubjectPart]] = {}  # by base offset of the segment
         self._covered: tuple[list[Segment], list[SubjectPart]] = ([], [])  # all segments but the last, if sealed
-        self._known_counts: _KnownCounts | None = None
+        self._kept_counts = kept_counts
         self.is_used = any(folder.glob(f"*{SUBJECTS_SUFFIX}"))
 
     # ---- lookups ----
@@ -196,8 +183,8 @@ class SubjectIndex:
 
     def _counts_of(self, parts: Sequence[SubjectPart], state: VisibleState) -> SubjectCounts:
         """What was counted last is continued, if since then only messages were added."""
-        known, begin = self._known_counts, state.start
-        if known is not None and known.still_holds(state):
+        known, begin = self._kept_counts.of(self), state.start
+        if known is not None and known.still_hold(state.start, state.end, state.hidden):
             if known.counts.end == state.end:
                 return known.counts
             begin = known.counts.end
@@ -205,10 +192,18 @@ class SubjectIndex:
             known = None
         fresh = (one.counts(state.hidden, begin, state.end) for one in parts if one.end > begin)
         counts = SubjectCounts(combined(fresh if known is None else chain([known.counts.table], fresh)), state.end)
-        is_small = counts.table.nbytes <= _KEPT_COUNTS_BYTES
-        hidden = state.hidden.count(state.start, state.end)
-        self._known_counts = _KnownCounts(state.start, hidden, counts) if is_small else None
+        self._kept_counts.keep(self, KnownCounts(state.start, state.hidden.count(state.start, state.end), counts))
         return counts
+
+    def number(self) -> tuple[VisibleState, int]:
+        """How many subjects the messages have that are visible now. Raises as `on_subject`."""
+        state = self.visible_state()
+        if all(rule.per_subject == 1 for rule in self._visibility.rules):
+            return state, state.end - state.start - state.hidden.count(state.start, state.end)
+        return state, len(self._counts_of(self._parts(state.end), state).table)
+
+    def close(self) -> None:
+        self._kept_counts.drop(self)
 
     def visible_state(self) -> VisibleState:
         """Which messages are visible now, whatever happens later."""

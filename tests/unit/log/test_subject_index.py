@@ -21,7 +21,7 @@ from natslog.errors import CorruptLog
 from natslog.log import ReplicaLog, StreamLog, small_segments
 from natslog.log.newest import Texts
 from natslog.log.removed import Hidden, HiddenThen, offset_set
-from natslog.log.subject_counts import COUNTS_SCHEMA, SubjectCounts, combined
+from natslog.log.subject_counts import COUNTS_SCHEMA, KeptCounts, KnownCounts, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart
 from natslog.log.visibility import Rule
 from natslog.model import Epoch
@@ -463,3 +463,36 @@ def test_a_pattern_covers_as_in_nats() -> None:
     counts = SubjectCounts(part.counts(HiddenThen(BitMap64()), 0, 4), 4)
     assert counts.covered_by(("a.>",)).table.column("subject").to_pylist() == ["a.b", "a.b.c"]
     assert counts.covered_by(("*.b", "a")).table.column("subject").to_pylist() == ["a", "a.b", "b.b"]
+
+
+def test_counts_of_the_logs_of_a_broker_are_kept_within_a_bound() -> None:
+    def known(subjects: int) -> KnownCounts:
+        numbers = pa.array(range(subjects))
+        table = pa.table([pa.array([f"{at:04}" for at in range(subjects)]), numbers, numbers, numbers], COUNTS_SCHEMA)
+        return KnownCounts(0, 0, SubjectCounts(table, subjects))
+
+    kept = KeptCounts(3 * known(100).nbytes)
+    for log in "abc":
+        kept.keep(log, known(100))
+    assert kept.of("a") is not None
+    kept.keep("d", known(100))
+    assert [log for log in "abcd" if kept.of(log)] == ["a", "c", "d"], "that of b was asked for longest ago"
+    kept.keep("e", known(1000))
+    assert not any(map(kept.of, "abcde")), "it is larger than all that is kept"
+    kept.keep("a", known(1))
+    kept.drop("a")
+    assert kept.of("a") is None
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_number_of_subjects_is_known_where_each_has_one_message(tmp_path: Path, limit: int) -> None:
+    replica = Replica(tmp_path)
+    replica.set_rules((Rule(Epoch(0), limit),))
+    log = replica.log
+    for at, subject in enumerate(["a", "b", "a", "c", "a", "b"]):
+        log.append(rows_of([(subject, None, None)], at), at + 1)
+    replica.record({3})
+    state, subjects = log.subjects.number()
+    assert (state.end, subjects) == (6, 2)
+    assert len(log.subjects.counts()[1].table) == 2
+    log.close()
