@@ -177,7 +177,7 @@ class ConsumerServing:
             await asyncio.wait(tasks)
 
     def _interest_changed(self, subject: str) -> None:
-        for led in self._led.values():
+        for led in [led for led in self._led.values() if led.consumers]:  # most streams have none
             led.interest_changed(subject)
 
     def _link_changed(self, up: bool) -> None:
