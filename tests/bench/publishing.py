@@ -86,11 +86,14 @@ def acked(pairs: int, peak: Peak) -> list[Comparison]:
 
 
 @contextmanager
-def _echo() -> Iterator[NatsServer]:
-    """Our own ingest without a log: what remains is nats-server, the publisher and the two sockets."""
+def _echo(*, syncs: bool = False) -> Iterator[NatsServer]:
+    """Our own ingest without a log: what remains is nats-server, the publisher and the two sockets; with `syncs`, also
+    a write and a sync for what came together.
+    """
     with scratch() as folder:
         server = NatsServer(0, folder / "nats.log").start()
-        command = [sys.executable, "-m", "tests.bench.echo", str(server.port), SUBJECT]
+        file = [str(folder / "synced")] if syncs else []
+        command = [sys.executable, "-m", "tests.bench.echo", str(server.port), SUBJECT, *file]
         echo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         try:
             assert echo.stdout is not None
@@ -102,9 +105,33 @@ def _echo() -> Iterator[NatsServer]:
             server.stop()
 
 
-def _echo_rate() -> float:
-    with _echo() as server:
-        return raw_publish(server, "acked", bytes=128, window=40_000, seconds=_SECONDS, warm=_WARM)["rate"]
+def _echo_rate(window: int = 40_000, *, syncs: bool = False) -> float:
+    with _echo(syncs=syncs) as server:
+        return raw_publish(server, "acked", bytes=128, window=window, seconds=_SECONDS, warm=_WARM)["rate"]
+
+
+def few_in_flight(pairs: int) -> list[Comparison]:
+    """One connection that waits for acks: a commit is a message, or a few."""
+    found = []
+    for window in (1, 8, 64):
+        title = f"acked publish, 128 B, {window} in flight"
+        sides = {
+            "natslog": lambda window=window: _natslog_rate(128, window, lambda peak: None),
+            "always": lambda window=window: _jetstream_rate(128, window, sync_always=True),
+            "limit": lambda window=window: _echo_rate(window, syncs=True),
+        }
+        runs: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(pairs):
+            for name, rate in sides.items():
+                runs[name].append(rate())
+            shown = ", ".join(f"{name} {rates[-1]:,.0f}" for name, rates in runs.items())
+            console.print(f"  {title}: pair {number + 1} of {pairs}: {shown} messages/s")
+        always, limit = "JetStream, sync_interval: always", "a subscriber that writes and syncs, and nothing else"
+        found += [
+            Comparison(title, "messages/s", 0, always, runs["natslog"], runs["always"]),
+            Comparison(f"{title}: natslog and the limit", "messages/s", 0, limit, runs["natslog"], runs["limit"]),
+        ]
+    return found
 
 
 def latency(pairs: int) -> list[Comparison]:
