@@ -105,7 +105,6 @@ class ReplicaLog(RunLog):
             raise self.failed(error) from error
 
     def _cut(self, end_offset: int) -> None:
-        self._newest = None
         self.erasures.cut(end_offset)  # first: what is fetched again may have erased rows
         chain = self.chain
         with self._seal_lock:
@@ -124,10 +123,17 @@ class ReplicaLog(RunLog):
         self.unfinished_run = self._find_unfinished_run()
         self.producers.cut(end_offset)
         self.scrub.cut(end_offset)
-        self.forget_sizes()
-        self.kept.clear()
+        self._forget_messages(end_offset)
         if end_offset < self.visibility.applied:
             self.visibility.begin_again(self.log_start_offset)
+
+    def _forget_messages(self, end_offset: int) -> None:
+        """Nothing that is kept in memory of the messages from this offset on holds for those that follow there."""
+        self.forget_sizes()
+        self.subjects.cut(end_offset)
+        self.kept.clear()
+        self.recent.clear()
+        self._known_time = -1, 0
 
     def discard_from(self, end_offset: int) -> None:
         """Drops everything from this offset on, committed or not: it is damaged, and is fetched again from another
@@ -168,7 +174,6 @@ class ReplicaLog(RunLog):
 
     def _begin_at(self, log_start_offset: int) -> None:
         """The start is stored first: from then on, opening completes this operation after a crash."""
-        self._newest = None
         self.erasures.cut(0)
         self._lower_checkpoint(0)
         with self._seal_lock:
@@ -189,8 +194,7 @@ class ReplicaLog(RunLog):
         self.unfinished_run = None
         self.producers.cut(log_start_offset)
         self.scrub.cut(0)
-        self.forget_sizes()
-        self.kept.clear()
+        self._forget_messages(0)
         self.visibility.begin_again(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:

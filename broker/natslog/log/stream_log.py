@@ -51,6 +51,7 @@ from natslog.log.log_reader import LogReader
 from natslog.log.message_bytes import MessageBytes, size_rule
 from natslog.log.newest import NewestRows, Offsets, Texts
 from natslog.log.opening import Opening, check_folder, lost_log
+from natslog.log.recent_commits import RecentCommits, RecentRoom
 from natslog.log.recovery import Damage
 from natslog.log.removed import offset_range, offset_set
 from natslog.log.rewriting import droppable_offsets, due_segments, older_messages, pending_rows, rewrite
@@ -79,7 +80,6 @@ _ROLLS_PER_LIMIT = 8
 _NOT_DUE_WITHIN_US = 1_000_000
 _STORED_AT_CLOSE_OFFSETS = 10_000
 _READ_AT_ONCE_BYTES = 8 * 1024 * 1024
-_SMALL_COMMIT_BYTES = 16 * 1024
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
 
@@ -92,6 +92,7 @@ class LogOptions:
         trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
             False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
         store: what all logs of the broker may take together. kept_counts: what was counted last, of all of them.
+        recent_room: what their last commits may take in memory.
         appends_copies: several batches may have been written at once, also without other replicas: by an import.
         stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored, which natslog
             0.1.0 does not know. stores_gaps: whether batches may lack rows, which 0.1.0 takes for damage.
@@ -106,6 +107,7 @@ class LogOptions:
     trusts_log_start: bool = True
     store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
     kept_counts: KeptCounts = field(default_factory=KeptCounts)
+    recent_room: RecentRoom = field(default_factory=RecentRoom)
     stores_scrub: bool = True
     stores_gaps: bool = True
     merges_segments: bool = True
@@ -154,7 +156,7 @@ class StreamLog:
         self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
         self._message_bytes_lock = threading.Lock()
         self._full_by: tuple[StreamSettings | None, Full] = (None, Full(1, 1, 1))
-        self._newest: EncodedBatch | None = None  # the last commit, for followers
+        self.recent = RecentCommits(options.recent_room)
         self._known_time = -1, 0
         self._is_closed = False
         self._seal_lock = threading.Lock()
@@ -318,7 +320,9 @@ class StreamLog:
         try:
             active = self.active_for_append(size_bytes, now_us)
             base_offset = active.end_offset
-            self._write(active, encode(base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch))
+            encoded = encode(base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch)
+            self._write(active, encoded)
+            self.recent.committed(encoded)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)
@@ -329,17 +333,6 @@ class StreamLog:
         started_s = time.perf_counter()
         active.append(*batches)
         self.written_in_s = time.perf_counter() - started_s
-        is_small = len(batches) == 1 and batches[0].header.total_bytes <= _SMALL_COMMIT_BYTES
-        self._newest = batches[0] if is_small and self.settings.replicas > 1 else None
-
-    def newest_commit(self, start: int) -> bytes | None:
-        """The bytes of the last commit, if it is small, begins at `start` and is the end of the log; else None. Of a
-        stream with other replicas.
-        """
-        newest = self._newest
-        if newest is None or newest.header.base_offset != start or newest.header.end_offset != self.log_end_offset:
-            return None
-        return b"".join(newest.pieces)
 
     def failed(self, error: OSError) -> StorageFull | StorageUnavailable | StorageFailed:
         """Space may become free again, so that a new file can be created, and so may descriptors, without which no file
@@ -825,6 +818,7 @@ class StreamLog:
             self.chain.segments[at] = fresh
         self.subjects.forget(segment.path)  # it has the subjects of removed messages
         self.kept.clear()
+        self.recent.clear()
         sync_folder(self.folder)
         self.compression.sealed(self.chain, segment.base_offset, uncompressed_bytes)
 
@@ -1048,6 +1042,7 @@ class StreamLog:
             )
         self._store_visibility()
         self.kept.clear()
+        self.recent.clear()
         self.subjects.close()
         self._is_closed = True
         with self._seal_lock, self._checkpoint_lock:  # all other work on files has ended

@@ -235,6 +235,14 @@ class SubjectIndex:
         with self._lock:
             path.with_suffix(SUBJECTS_SUFFIX).unlink(missing_ok=True)
 
+    def cut(self, end_offset: int) -> None:
+        """Messages from this offset on were cut off: others may take their place."""
+        with self._lock:
+            for parts in self._recent.values():
+                while parts and parts[-1].end > end_offset:
+                    parts.pop()
+            self._kept_counts.drop(self)
+
     def merge(self, merged: Sequence[Segment], replace: Callable[[], Segment]) -> None:
         """The parts of these neighbours become one, if all are known. `replace` puts a segment in their place, and
         returns it.

@@ -28,6 +28,9 @@ class Begun(Generic[Result]):
         while True:
             try:
                 yield awaited
+            except GeneratorExit:  # nobody awaits it any more
+                self._coroutine.close()
+                raise
             except BaseException as error:
                 go_on: Callable[[], Any] = partial(self._coroutine.throw, error)
             else:

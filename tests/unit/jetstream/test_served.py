@@ -45,8 +45,9 @@ class Leaf:
 
     async def drain(self) -> None:
         """Until the server has accepted what was sent."""
-        await asyncio.sleep(0)
-        self.is_writable = self.is_up
+        if not self.is_writable:
+            await asyncio.sleep(0)
+            self.is_writable = self.is_up
 
     @property
     def delivered(self) -> int:
@@ -90,12 +91,16 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def served_from(
-    folder: Path, story: Callable[[ServedConsumer, Owner], Coroutine[Any, Any, None]], *, ack_policy: Any = "explicit"
+    folder: Path,
+    story: Callable[[ServedConsumer, Owner], Coroutine[Any, Any, None]],
+    *,
+    ack_policy: Any = "explicit",
+    **settings: Any,
 ) -> None:
     """A pull consumer of ten messages."""
     log = open_log(folder)
     log.append(rows([b"%d" % number for number in range(10)]), NOW_US)
-    config = ConsumerConfig(durable_name="C", ack_policy=ack_policy, max_waiting=512)
+    config = ConsumerConfig(durable_name="C", ack_policy=ack_policy, max_waiting=512, **settings)
     record = ConsumerRecord(created_us=NOW_US, config=config, start=1, resume=1)
 
     async def run() -> None:
@@ -130,6 +135,34 @@ def test_request_is_answered_in_the_same_turn_from_what_was_read(tmp_path: Path)
         assert owner.spawned == spawned
 
     served_from(tmp_path, story)
+
+
+def test_message_that_is_committed_is_delivered_in_the_same_turn_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a filter; no file is read for it, and no thread waited for."""
+
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        log = owner.stream.usable_log()
+        pull(served, 1000)
+        await until(lambda: served.is_hungry and served._pump is None)
+        delivered = owner.leaf.delivered
+        log.append(rows([b"the first one is read from its file"]), 1)
+        served.wake()
+        await until(lambda: owner.leaf.delivered == delivered + 1 and served._pump is None)
+        delivered, spawned = delivered + 1, owner.spawned
+        with monkeypatch.context() as patch:
+            patch.setattr(log.reader, "plan_read", None)
+            for at in range(20):
+                log.append(rows([b"%d" % at] * (1 + at % 3)), 1)
+                delivered += 1 + at % 3
+                served.wake()
+                assert owner.leaf.delivered == delivered
+                assert served.is_hungry
+        assert owner.spawned == spawned
+
+    for filters in ([], ["*.new", "none"]):
+        served_from(tmp_path / str(len(filters)), story, filter_subjects=filters)
 
 
 def test_broker_without_a_session_delivers_nothing_of_what_was_read(tmp_path: Path) -> None:

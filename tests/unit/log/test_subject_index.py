@@ -413,6 +413,28 @@ def test_counts_are_continued_while_messages_are_only_added(tmp_path: Path, monk
     replica.log.close()
 
 
+@pytest.mark.parametrize("cut_to", [0, 1, 2])
+def test_messages_that_take_the_place_of_lost_ones_are_found(log_folder: Path, cut_to: int) -> None:
+    """Where a loss was accepted, another leader has other messages with the same offsets."""
+    log = open_log(log_folder, OPTIONS)
+    assert isinstance(log, ReplicaLog)
+    for at, subject in enumerate("aab"):
+        log.append(rows_of([(subject, None, None)], at), 1_000_000 + at)
+    assert log.subjects.on_subject("b").count == 1
+    assert log.time_us_of(2) == 1_000_002
+    assert len(log.subjects.counts()[1].table) == 2
+    log.discard_from(cut_to)
+    for at in range(cut_to, 3):
+        log.append(rows_of([("c", None, None)], at), 2_000_000 + at)
+    log.chain.committed = 3
+    expected = {subject: count for subject, count in (("a", min(cut_to, 2)), ("c", 3 - cut_to)) if count}
+    table = log.subjects.counts()[1].table
+    assert dict(zip(table.column("subject").to_pylist(), table.column("count").to_pylist(), strict=True)) == expected
+    assert [log.subjects.on_subject(subject).count for subject in "bc"] == [0, 3 - cut_to]
+    assert log.time_us_of(2) == 2_000_002
+    log.close()
+
+
 def test_parts_with_a_range_of_more_than_32_bits(tmp_path: Path) -> None:
     """Offsets that were removed take space in the range only."""
     offsets = pa.array([5, 1 << 40, (1 << 40) + 7], pa.int64())

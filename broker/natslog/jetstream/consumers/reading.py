@@ -27,7 +27,7 @@ from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog
 from natslog.log_events import event
-from natslog.subjects import has_wildcard, includes
+from natslog.subjects import SubjectSet, has_wildcard, includes
 from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import Messages
 
@@ -35,6 +35,7 @@ _COLUMNS = ["offset", "timestamp", "subject", "headers", "value"]
 _WINDOW_ROWS = 10_000
 _FIRST_ROWS = 500  # doubled each time a consumer goes on where the window ends
 _WINDOW_BYTES = 4 * 1024 * 1024
+_FEW_ROWS = 8
 _SPARSE_FROM = 20_000  # offsets; from there on the index of subjects is asked first
 _GAP = 256
 _READ_TRIES = 3
@@ -106,6 +107,8 @@ class ConsumerReader:
 
     __slots__ = (
         "_ahead",
+        "_chosen_of",
+        "_covered",
         "_name",
         "filters",
         "left",
@@ -116,6 +119,11 @@ class ConsumerReader:
         self.filters, self._name = filters, name
         self.window: Window | None = None
         self._ahead = _FIRST_ROWS
+        self._covered = SubjectSet(filters)
+        self._chosen_of: tuple[pa.RecordBatch | None, Any] = (
+            None,
+            None,
+        )  # the last rows in memory, and what it is sent
         self.left = Left()
 
     # ---- messages ----
@@ -135,12 +143,33 @@ class ConsumerReader:
         self.window = self._following(log, wanted, most_bytes)
         return self.window
 
-    def ready(self, log: StreamLog, wanted: Wanted) -> Window | None:
-        """The window, if it has what is wanted; does not block."""
-        kept = self.window
-        if kept is None or len(wanted.seqs) or log.visibility.has_rules or kept.version != _version(log):
+    def ready(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window | None:
+        """As `read`, if what is wanted is in memory; does not block."""
+        if len(wanted.seqs) or log.visibility.has_rules:
             return None
-        return kept if self._covers(kept, wanted.start) and int(kept.seqs[-1]) >= wanted.start else None
+        kept = self.window
+        if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
+            return kept
+        return self._at_end(log, wanted.start, most_bytes)
+
+    def _at_end(self, log: StreamLog, start: int, most_bytes: int | None) -> Window | None:
+        """What was committed since the sequence before `start`, if that is kept in memory."""
+        offset, end = start - 1, log.high_watermark
+        if offset >= end:
+            return Window(start, start, None, _version(log))
+        if (rows := self._recent(log, offset, end)) is None:
+            return None
+        self.window = Window(start, end + 1, self._deliverable(rows, most_bytes), _version(log))
+        return self.window
+
+    def _recent(self, log: StreamLog, start: int, end: int) -> pa.RecordBatch | None:
+        """The messages for the consumer in `[start, end)`, if the log has all of them in memory, and none is hidden."""
+        is_whole = start >= log.first_readable_offset and not log.visibility.removed.count(start, end)
+        if not is_whole or (rows := log.recent.rows(start, end)) is None:
+            return None
+        if self._chosen_of[0] is not rows:
+            self._chosen_of = rows, self._of_filters(rows.select(_COLUMNS))
+        return self._chosen_of[1]
 
     @staticmethod
     def _covers(kept: Window, start: int) -> bool:
@@ -182,7 +211,14 @@ class ConsumerReader:
         return min(found, default=end)
 
     def _of_filters(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch if not self.filters else batch.filter(_marks(batch.column("subject"), self.filters))
+        """Args: batch: of `_COLUMNS`, or with more."""
+        if not self.filters:
+            return batch
+        subjects = batch.column("subject")
+        if len(batch) > _FEW_ROWS:
+            return batch.filter(_marks(subjects, self.filters))
+        marks = [self._covered.covers(subject) for subject in subjects.to_pylist()]  # 50 µs sooner than by Arrow
+        return batch if all(marks) else batch.filter(pa.array(marks, pa.bool_()))
 
     def _deliverable(self, batch: pa.RecordBatch, most_bytes: int | None) -> pa.RecordBatch:
         """Without messages that have more bytes of headers and value."""
@@ -259,9 +295,20 @@ class ConsumerReader:
         if not self.filters:
             start = max(next_seq - 1, log.first_readable_offset)
             return max(0, log.reader.count(start, log.high_watermark))
-        left = self.left
-        is_known = left.hidden >= 0 and left.start == next_seq - 1 and left.end == log.high_watermark
-        return left.count if is_known and log.visibility.removed.count(left.start, left.end) == left.hidden else None
+        left, end = self.left, log.high_watermark
+        if next_seq - 1 >= end:
+            return 0
+        if (
+            left.hidden < 0
+            or left.start != next_seq - 1
+            or log.visibility.removed.count(left.start, end) != left.hidden
+        ):
+            return None
+        if left.end < end:
+            if (rows := self._recent(log, left.end, end)) is None:
+                return None
+            self.left = left = Left(left.count + len(rows), left.start, end, left.hidden)
+        return left.count
 
     def delivered(self, log: StreamLog, next_seq: int, count: int) -> None:
         """So many of them were delivered, and the next one is this."""

@@ -31,6 +31,7 @@ from natslog.jetstream.consumers.state import ConsumerRecord
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.log import StreamLog
 from natslog.log_events import event
+from natslog.node.begun import begin
 from natslog.node.clock import now_us as wall_clock_us
 from natslog.node.replicas.stream import HostedStream
 from natslog.times import parse_timestamp_us
@@ -83,6 +84,7 @@ class ServedConsumer:
     __slots__ = (
         "_asked",
         "_has_begun",
+        "_is_delivering",
         "_owner",
         "_prefix",
         "_pump",
@@ -117,7 +119,7 @@ class ServedConsumer:
         self._owner = owner
         self.reader = self._reader_of(record)
         self._pump: asyncio.Task[None] | None = None
-        self._wakes = self._has_begun = False
+        self._wakes = self._has_begun = self._is_delivering = False
         self._asked = 0
         self._unsent: deque[tuple[int, Reached]] = deque()  # written bytes, where it was before what ends there
 
@@ -287,24 +289,17 @@ class ServedConsumer:
         return sorted(self._owner.leaf.interest.groups(to))
 
     def wake(self) -> None:
-        """Delivers, if there is something to deliver; called after all that may have changed that."""
+        """Delivers, if there is something to deliver; called after all that may have changed that. What is in memory is
+        sent within this call: a task continues where a read, or the server, has to be waited for.
+        """
         self._wakes = True
-        if self._pump is None and self._has_begun and not self.is_closed and self.machine.has_takers:
-            self._deliver_ready()
-            if self.machine.has_takers:
-                self._pump = self._owner.spawn(self._deliver_all(), f"consumer {self.name}")
+        if not self._is_delivering and self._has_begun and not self.is_closed and self.machine.has_takers:
+            self._is_delivering = True
+            begin(self._deliver_all(), f"consumer {self.name}", self._go_on)
         self._owner.changed(self)
 
-    def _deliver_ready(self) -> None:
-        """What was read before, to a request that has just come, or whose messages were acked: without a task."""
-        owner, machine = self._owner, self.machine
-        if not (owner.leaf.is_writable and owner.may_deliver) or machine.resumes_us > owner.now_us():
-            return
-        log = owner.stream.usable_log()
-        if (wanted := machine.wanted()) is not None and (ready := self._ready(log, wanted)) is not None:
-            self._deliver(log, wanted, *ready)
-            owner.note_window(self)
-        self.note_exceeded()
+    def _go_on(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._pump = self._owner.spawn(work, name)
 
     async def _deliver_all(self) -> None:
         try:
@@ -323,24 +318,32 @@ class ServedConsumer:
             )
             asyncio.get_running_loop().call_later(1.0, self.wake)
         finally:
-            self._pump = None
+            self._pump, self._is_delivering = None, False
 
     async def _deliver_some(self) -> None:
         """Until the machine takes no more messages, or there are none."""
         owner, machine, log = self._owner, self.machine, self._owner.stream.usable_log()
-        self.is_hungry = False
+        self.is_hungry = may_deliver = has_delivered = False
         while not self.is_closed and owner.leaf.is_up:
             now_us = owner.now_us()
             if machine.resumes_us > now_us or (wanted := machine.wanted()) is None:
                 break
             end = log.high_watermark
-            window, left = await self._read(log, wanted)
+            if may_deliver and not len(wanted.seqs) and wanted.start > end:
+                self.is_hungry = True
+                break
+            if has_delivered:  # there is more: others have their turn
+                has_delivered = False
+                await asyncio.sleep(0)
+                continue
+            window, left = self._ready(log, wanted) or await self._read(log, wanted)
             if self.is_closed:
                 return
             if not owner.leaf.is_writable:  # the connection was lost meanwhile, or others have filled it
                 await owner.leaf.drain()
                 continue
-            if not owner.may_deliver:  # looks again later
+            may_deliver = owner.may_deliver
+            if not may_deliver:  # looks again later
                 asyncio.get_running_loop().call_later(_NO_SESSION_S, self.wake)
                 break
             is_empty = not left and not len(wanted.seqs) and machine.pulls.none_waits
@@ -352,6 +355,7 @@ class ServedConsumer:
             if machine.resumes_us > owner.now_us():
                 break
             await owner.leaf.drain()
+            has_delivered = True
         owner.note_window(self)
         self.note_exceeded()
         is_paused = machine.paused_us > owner.now_us()
@@ -359,10 +363,8 @@ class ServedConsumer:
         owner.changed(self)
 
     async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
-        if (ready := self._ready(log, wanted)) is not None:
-            await asyncio.sleep(0)
-            return ready
-        most_bytes = None if self.machine.config.headers_only else self._owner.leaf.max_payload_bytes
+        """What is wanted, and how many messages are left."""
+        most_bytes = self._most_bytes
 
         def read() -> tuple[Window, int]:
             left = self.count_left(log)
@@ -371,10 +373,16 @@ class ServedConsumer:
         async with self.reading:
             return await asyncio.get_running_loop().run_in_executor(self._owner.readers, read)
 
+    @property
+    def _most_bytes(self) -> int | None:
+        return None if self.machine.config.headers_only else self._owner.leaf.max_payload_bytes
+
     def _ready(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int] | None:
         """As `_read`, if nothing is to be read for it."""
-        window, known = self.reader.ready(log, wanted), self.known_left(log)
-        return None if window is None or known is None else (window, known)
+        if (known := self.known_left(log)) is None or self.reading.locked():
+            return None
+        window = self.reader.ready(log, wanted, self._most_bytes)
+        return None if window is None else (window, known)
 
     def count_left(self, log: StreamLog) -> int:
         """How many messages are still to be delivered. Blocks; `reading` is taken. Raises CorruptLog."""

@@ -335,8 +335,8 @@ def records_from(log: ReplicaLog, start: int, max_bytes: int) -> list[bytes]:
     Args:
         max_bytes: as `plan_read`.
     """
-    if (newest := log.newest_commit(start)) is not None:
-        return [newest]
+    if (recent := log.recent.stored(start, log.log_end_offset)) is not None:
+        return [recent]
     with log.reader.plan_read(start, max_bytes=max_bytes, uncommitted=True) as plan:
         pieces = [read_at(piece.fd, piece.position, piece.length) for piece in plan.ranges]
         if pieces and plan.ranges[0].start < start:

@@ -13,6 +13,7 @@ from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.features import BATCH_FORMAT_LEVEL, FOLDER_NAMES_LEVEL, MERGING_LEVEL, SCRUB_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
+from natslog.log.recent_commits import RecentRoom
 from natslog.log.subject_counts import KeptCounts
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
@@ -82,6 +83,7 @@ class Services:
     leaders_appointed: int = 0
     pace: DiskPace = field(default_factory=DiskPace)
     kept_counts: KeptCounts = field(default_factory=KeptCounts)
+    recent_room: RecentRoom = field(default_factory=RecentRoom)
     commit_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     wake_scrubber: Callable[[], None] = lambda: None
     wake_upkeep: Callable[[], None] = lambda: None
@@ -115,6 +117,7 @@ class Services:
             trusts_log_start=not self.data_dir.last_life_was_older_version,
             store=self.store,
             kept_counts=self.kept_counts,
+            recent_room=self.recent_room,
             stores_scrub=self.level >= SCRUB_LEVEL,
             stores_gaps=self.level >= BATCH_FORMAT_LEVEL,
             merges_segments=self.level >= MERGING_LEVEL,

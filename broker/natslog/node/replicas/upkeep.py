@@ -226,6 +226,7 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     excess = sum(recovery_bytes.values()) - _RECOVERY_BYTES
     for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
+        stream.usable_log().recent.drop_unwanted()
         if stream.following is not None and stream.usable_log().is_to_be_rolled:
             stream.roll_soon()
         if ingest is not None and (excess > 0 or _is_roll_due(stream, ingest)):

@@ -19,7 +19,13 @@ def test_segments_are_merged_only_where_no_broker_of_0_2_0_may_come_back(level: 
         after="", last_life_was_older_version=False, stream_folder=lambda stream_id, name: Path("s")
     )
     services: Any = SimpleNamespace(
-        config=config, data_dir=data_dir, level=level, store=None, wake_upkeep=lambda: woken.append(True)
+        config=config,
+        data_dir=data_dir,
+        level=level,
+        store=None,
+        kept_counts=None,
+        recent_room=None,
+        wake_upkeep=lambda: woken.append(True),
     )
     options = Services.log_folder(services, SimpleNamespace(id="ab", name="s")).options  # type: ignore[arg-type]
     assert (options.merges_segments, options.stores_gaps) == (merges, gaps)
