@@ -616,7 +616,8 @@ class Host:
             require(at is not None, f"{reply} is answered although it was not to be")
             assert at is not None
             del self.unanswered[at]
-        self.scene.answered([(reply, self.seqs[reply]) for reply in replies], self.committed.lineage)
+        stored = None if self.is_deleted else self.committed.lineage  # nothing of a deleted one is stored any more
+        self.scene.answered([(reply, self.seqs[reply]) for reply in replies], stored)
 
     def expect_answers(self, replies: list[tuple[int, str]]) -> None:
         """The acks are stored now."""

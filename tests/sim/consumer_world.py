@@ -142,8 +142,9 @@ class Scene:
         else:
             self.client.heartbeat(one)
 
-    def answered(self, answers: list[tuple[str, int]], stored: Lineage) -> None:
-        self.checker.answered([seq for _, seq in answers], stored)
+    def answered(self, answers: list[tuple[str, int]], stored: Lineage | None) -> None:
+        if stored is not None:
+            self.checker.answered([seq for _, seq in answers], stored)
         for reply, _ in answers:
             self.client.answered(reply)
 

@@ -328,6 +328,7 @@ class ServedConsumer:
             now_us = owner.now_us()
             if machine.resumes_us > now_us or (wanted := machine.wanted()) is None:
                 break
+            self.note_exceeded()  # before anything is waited for: an ack may come meanwhile
             end = log.high_watermark
             if may_deliver and not len(wanted.seqs) and wanted.start > end:
                 self.is_hungry = True
