@@ -70,11 +70,11 @@ def stored(
     return out.data[:filled] if filled > len(out) // 2 else out[:filled].copy().data  # it is kept until HW allows it
 
 
-def of_plain(frames: Frames, base_offset: int, *, stream: str) -> memoryview:
-    """The same of plain frames (`kernels_plain.survey_plain`) that are stored from this offset on."""
+def of_plain(frames: Frames, frame_bytes: int, base_offset: int, *, stream: str) -> memoryview:
+    """The same of plain frames (`kernels_plain.survey_plain`), which are stored from this offset on."""
     head, _ = _texts(stream, 0)
     fixed_bytes = len(head) + len(_TAILS[0]) + _FRAME_AND_NUMBERS_BYTES
-    out = np.empty(frames.span_bytes + len(frames.rows) * fixed_bytes, np.uint8)
+    out = np.empty(frame_bytes + len(frames.rows) * fixed_bytes, np.uint8)
     filled = native.plain_acks(frames.buffer, frames.rows, base_offset, head, _TAILS[0], out)
     return out.data[:filled]
 

@@ -95,10 +95,10 @@ def _plain_form() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return np.frombuffer(template.header, np.uint8), np.array(places, np.int64)
 
 
-def encode_plain(frames: Frames, *, base_offset: int, timestamp_us: int, epoch: int) -> EncodedBatch:
-    """As `encode_rows`, of frames that are plain (`kernels_plain.survey_plain`); one piece, with bytes of its own."""
+def encode_plain(frames: Frames, frame_bytes: int, *, base_offset: int, timestamp_us: int, epoch: int) -> EncodedBatch:
+    """As `encode_rows`, of plain frames (`kernels_plain.survey_plain`): one piece, which has bytes of its own."""
     rows, (template, places) = len(frames.rows), _plain_form()
-    out = np.empty(len(template) + frames.span_bytes + _PLAIN_ROW_BYTES * rows + _PLAIN_BATCH_BYTES, np.uint8)
+    out = np.empty(len(template) + frame_bytes + _PLAIN_ROW_BYTES * rows + _PLAIN_BATCH_BYTES, np.uint8)
     lengths, crcs = np.empty(BUFFERS, np.int64), np.empty(CRCS, np.int64)
     numbers = (base_offset, epoch, timestamp_us)
     size = native.encode_plain(frames.buffer, frames.rows, template, places, *numbers, lengths, crcs, out)

@@ -304,14 +304,12 @@ class StreamLog:
         size_bytes = rows.nbytes + ROW_BYTES * rows.rows + HEADER_BYTES
         return self._append(size_bytes, now_us, partial(encode_rows, rows, batch_format=batch_format))
 
-    def append_plain(self, frames: Frames, size_bytes: int, now_us: int) -> tuple[int, int]:
-        """As `append`, of frames that are plain (`kernels_plain.survey_plain`), in the latest format.
-
-        Args:
-            size_bytes: of the frames.
+    def append_plain(self, frames: Frames, frame_bytes: int, now_us: int) -> tuple[int, int]:
+        """As `append`, of frames that are plain, and have so many bytes (`kernels_plain.survey_plain`), in the latest
+        format.
         """
-        size_bytes += ROW_BYTES * len(frames.rows) + HEADER_BYTES
-        return self._append(size_bytes, now_us, partial(encode_plain, frames))
+        size_bytes = frame_bytes + ROW_BYTES * len(frames.rows) + HEADER_BYTES
+        return self._append(size_bytes, now_us, partial(encode_plain, frames, frame_bytes))
 
     def _append(self, size_bytes: int, now_us: int, encode: Callable[..., EncodedBatch]) -> tuple[int, int]:
         if self.failure is not None:

@@ -15,7 +15,7 @@ from natslog.arrow.covered import covered
 from natslog.log.removed import Hidden
 
 _ROWS_AT_LEAST = 1 << 17
-_KEPT_BYTES = 64 * 1024 * 1024
+_KEPT_BYTES = 32 * 1024 * 1024
 COUNTS_SCHEMA = pa.schema(
     [("subject", pa.string()), ("count", pa.int64()), ("first", pa.int64()), ("last", pa.int64())],
 )
@@ -46,7 +46,7 @@ class SubjectCounts:
 
 
 class KeptCounts:
-    """What was counted last in each of a broker's logs, of at most 64 MiB together: that of the log that was asked
+    """What was counted last in each of a broker's logs, of at most 32 MiB together: that of the log that was asked
     longest ago is dropped first. Thread-safe.
     """
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from natslog.wire import native
-from natslog.wire.layout import END, FRAME_COLUMNS, MAX_FRAME_BYTES, SID, START, ScanResult
+from natslog.wire.layout import FRAME_COLUMNS, MAX_FRAME_BYTES, SID, ScanResult
 
 Scan = Callable[[npt.NDArray[np.uint8], int, int, npt.NDArray[np.int64]], tuple[int, int, int, bool]]
 
@@ -37,11 +37,6 @@ class Frames:
 
     buffer: npt.NDArray[np.uint8]
     rows: npt.NDArray[np.int64]
-
-    @property
-    def span_bytes(self) -> int:
-        """From the begin of the first to the end of the last, at least one: no fewer bytes than any part of them."""
-        return int(self.rows[-1, END]) - int(self.rows[0, START])
 
     def select(self, mask: npt.NDArray[np.bool_]) -> Frames:
         return Frames(self.buffer, self.rows[mask])

@@ -49,9 +49,10 @@ def test_bytes_and_acks_are_those_of_the_way_over_columns(
 ) -> None:
     content = [(subject, reply, payload.replace(b"\xf5", b"")) for subject, reply, payload in content]
     frames = frames_of(content)
-    assert plain_bytes(frames) == sum(len(msg(*one)) for one in content)
+    size_bytes = sum(len(msg(*one)) for one in content)
+    assert plain_bytes(frames) == size_bytes
     stated = {"base_offset": base_offset, "timestamp_us": timestamp_us, "epoch": epoch}
-    encoded = encode_plain(frames, **stated)
+    encoded = encode_plain(frames, size_bytes, **stated)
     builder = BatchBuilder()
     builder.add(frames)
     batch = builder.taken()
@@ -60,7 +61,7 @@ def test_bytes_and_acks_are_those_of_the_way_over_columns(
     assert b"".join(encoded.pieces) == b"".join(expected.pieces)
     offsets = np.arange(base_offset, base_offset + len(content))
     others = b"" if batch.replies is None else acks.stored(batch.replies, offsets, stream='or"d', epoch=epoch)
-    assert acks.of_plain(frames, base_offset, stream='or"d') == others
+    assert acks.of_plain(frames, size_bytes, base_offset, stream='or"d') == others
 
 
 PLAIN = ("a.b", "_INBOX.x", b"value")

@@ -227,6 +227,8 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
         stream.usable_log().recent.drop_unwanted()
+        if stream.companion is not None:
+            stream.companion.log.recent.drop_unwanted()
         if stream.following is not None and stream.usable_log().is_to_be_rolled:
             stream.roll_soon()
         if ingest is not None and (excess > 0 or _is_roll_due(stream, ingest)):

@@ -701,7 +701,7 @@ class StreamIngest:
             return
         seconds = time.perf_counter() - started
         self._pace.took(self.log.written_in_s)
-        answers = acks.of_plain(frames, base_offset, stream=self.name)
+        answers = acks.of_plain(frames, size_bytes, base_offset, stream=self.name)
         end_offset = base_offset + rows
         self._finish(_Outcome(rows, 0, 0, seconds, answers or None, end_offset=end_offset, begun_s=begun_s))
 
