@@ -67,7 +67,12 @@ def stored(
     texts = (replies.data, replies.offsets, ids.data, ids.offsets)
     fixed = (head, _MIDDLE, epoch_field, *_TAILS)
     filled = native.stored_acks(*texts, offsets, marks, _NONE if full is None else full, rows_of, *fixed, out)
-    return out.data[:filled] if filled > len(out) // 2 else out[:filled].copy().data  # it is kept until HW allows it
+    return _kept(out, filled)
+
+
+def _kept(out: npt.NDArray[np.uint8], filled: int) -> memoryview:
+    """What is kept until HW allows it takes no more than twice its size."""
+    return out.data[:filled] if filled > len(out) // 2 else out[:filled].copy().data
 
 
 def of_plain(frames: Frames, frame_bytes: int, base_offset: int, *, stream: str) -> memoryview:
@@ -75,8 +80,7 @@ def of_plain(frames: Frames, frame_bytes: int, base_offset: int, *, stream: str)
     head, _ = _texts(stream, 0)
     fixed_bytes = len(head) + len(_TAILS[0]) + _FRAME_AND_NUMBERS_BYTES
     out = np.empty(frame_bytes + len(frames.rows) * fixed_bytes, np.uint8)
-    filled = native.plain_acks(frames.buffer, frames.rows, base_offset, head, _TAILS[0], out)
-    return out.data[:filled]
+    return _kept(out, native.plain_acks(frames.buffer, frames.rows, base_offset, head, _TAILS[0], out))
 
 
 @functools.lru_cache(1024)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
 from natslog.arrow.covered import covered
+from natslog.errors import OffsetOutOfRange
 from natslog.log import StreamLog
 
 NO_TIME = "0001-01-01T00:00:00Z"
@@ -95,7 +96,10 @@ def _first_time(log: StreamLog, first: int, end: int) -> str:
     """When the first message was stored; if it was removed meanwhile, that which is the first now."""
     first = max(first, log.first_readable_offset)
     while first < end:
-        found = log.time_us_of(first)
+        try:
+            found = log.time_us_of(first)
+        except OffsetOutOfRange:
+            found = None
         if found is not None:
             return time_of(found)
         if log.first_readable_offset <= first:

@@ -104,7 +104,7 @@ def encode_plain(frames: Frames, frame_bytes: int, *, base_offset: int, timestam
     size = native.encode_plain(frames.buffer, frames.rows, template, places, *numbers, lengths, crcs, out)
     sizes, end_offset = (len(template), size - len(template)), base_offset + rows
     header = BatchHeader(base_offset, end_offset, rows, epoch, timestamp_us, *sizes, tuple(crcs.tolist()))
-    return EncodedBatch(header, [out.data[:size]])
+    return EncodedBatch(header, [out.data[:size] if size > len(out) // 2 else out[:size].copy().data])  # it may be kept
 
 
 def encode_rows_at(

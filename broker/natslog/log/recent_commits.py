@@ -10,6 +10,7 @@ kept (`clear`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -17,8 +18,12 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import EncodedBatch
+from natslog.log_events import event
 from natslog.wire.small_batches import rows_of
+
+logger = logging.getLogger("natslog.log")
 
 ROOM_BYTES = 32 * 1024 * 1024
 _LOG_BYTES = 128 * 1024
@@ -74,11 +79,11 @@ class RecentCommits:
                 return
             while self._commits and self._size_bytes + size_bytes > _LOG_BYTES:
                 self._drop_first()
-            if self._room.take(size_bytes):
+            while not (is_taken := self._room.take(size_bytes)) and self._commits:
+                self._drop_first()
+            if is_taken:
                 self._commits.append(batch)
                 self._size_bytes += size_bytes
-            else:
-                self._clear()
 
     def stored(self, start: int, end: int) -> bytes | None:
         """The commits in `[start, end)`, which begin and end with one, as they are in the file; None: they are not
@@ -95,7 +100,7 @@ class RecentCommits:
         return b"".join(piece for batch in found for piece in batch.pieces)
 
     def rows(self, start: int, end: int) -> pa.RecordBatch | None:
-        """The rows of `stored`. Raises CorruptLog: what is in memory is not what was written."""
+        """The rows of `stored`."""
         with self._lock:
             decoded = self._decoded
             if decoded is not None and decoded[:2] == (start, end):
@@ -104,7 +109,14 @@ class RecentCommits:
             data = self._stored(start, end)
         if data is None:
             return None
-        parts = [rows for _, rows in rows_of(data, source="the last commits in memory")]
+        try:
+            parts = [rows for _, rows in rows_of(data, source="the last commits in memory")]
+        except CorruptLog as error:
+            logger.error(
+                "the last commits are read from their file: %s", error.message, extra=event("log.memory_damaged")
+            )
+            self.clear()
+            return None
         rows = parts[0] if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
         with self._lock:
             if self._commits and self._commits[-1].header.end_offset >= end:  # not cleared meanwhile

@@ -977,7 +977,7 @@ class StreamLog:
         """When this message was stored; None: nothing is stored there. The last one that was asked for is kept.
 
         Raises:
-            CorruptLog: it cannot be read.
+            OffsetOutOfRange: it was removed meanwhile. CorruptLog: it cannot be read.
         """
         known = self._known_time
         if known[0] == offset:

@@ -54,6 +54,7 @@ class KeptCounts:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._kept: dict[object, KnownCounts] = {}
+        self._total_bytes = 0
 
     def of(self, index: object) -> KnownCounts | None:
         with self._lock:
@@ -64,15 +65,19 @@ class KeptCounts:
 
     def keep(self, index: object, known: KnownCounts) -> None:
         with self._lock:
-            self._kept.pop(index, None)
+            self._drop(index)
             self._kept[index] = known
-            total = sum(one.nbytes for one in self._kept.values())
-            while total > self._most_bytes:
-                total -= self._kept.pop(next(iter(self._kept))).nbytes
+            self._total_bytes += known.nbytes
+            while self._total_bytes > self._most_bytes:
+                self._drop(next(iter(self._kept)))
 
     def drop(self, index: object) -> None:
         with self._lock:
-            self._kept.pop(index, None)
+            self._drop(index)
+
+    def _drop(self, index: object) -> None:
+        known = self._kept.pop(index, None)
+        self._total_bytes -= known.nbytes if known is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class SubjectIndex:
         self._recent: dict[int, list[SubjectPart]] = {}  # by base offset of the segment
         self._covered: tuple[list[Segment], list[SubjectPart]] = ([], [])  # all segments but the last, if sealed
         self._kept_counts = kept_counts
+        self._version = 0  # changes where what was counted before may be kept no more
         self.is_used = any(folder.glob(f"*{SUBJECTS_SUFFIX}"))
 
     # ---- lookups ----
@@ -160,14 +161,14 @@ class SubjectIndex:
 
     def counts(self) -> tuple[VisibleState, SubjectCounts]:
         """All subjects of the messages that are visible now. Raises as `on_subject`."""
-        state = self.visible_state()
-        return state, self._counts_of(self._parts(state.end), state)
+        version, state = self._version, self.visible_state()
+        return state, self._counts_of(self._parts(state.end), state, version)
 
     def counts_at_hand(self, deadline_s: float) -> SubjectCounts | None:
         """As `counts`, if hardly any message has to be read for it. None: parts of the index are missing or are being
         made, or were not loaded from their files at `deadline_s` of `time.monotonic`; the next call continues.
         """
-        state = self.visible_state()
+        version, state = self._version, self.visible_state()
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -179,10 +180,14 @@ class SubjectIndex:
             return None
         finally:
             self._lock.release()
-        return self._counts_of(parts, state)
+        return self._counts_of(parts, state, version)
 
-    def _counts_of(self, parts: Sequence[SubjectPart], state: VisibleState) -> SubjectCounts:
-        """What was counted last is continued, if since then only messages were added."""
+    def _counts_of(self, parts: Sequence[SubjectPart], state: VisibleState, version: int) -> SubjectCounts:
+        """What was counted last is continued, if since then only messages were added.
+
+        Args:
+            version: before the parts were looked up.
+        """
         known, begin = self._kept_counts.of(self), state.start
         if known is not None and known.still_hold(state.start, state.end, state.hidden):
             if known.counts.end == state.end:
@@ -192,18 +197,23 @@ class SubjectIndex:
             known = None
         fresh = (one.counts(state.hidden, begin, state.end) for one in parts if one.end > begin)
         counts = SubjectCounts(combined(fresh if known is None else chain([known.counts.table], fresh)), state.end)
-        self._kept_counts.keep(self, KnownCounts(state.start, state.hidden.count(state.start, state.end), counts))
+        known = KnownCounts(state.start, state.hidden.count(state.start, state.end), counts)
+        with self._lock:
+            if version == self._version:
+                self._kept_counts.keep(self, known)
         return counts
 
     def number(self) -> tuple[VisibleState, int]:
         """How many subjects the messages have that are visible now. Raises as `on_subject`."""
-        state = self.visible_state()
+        version, state = self._version, self.visible_state()
         if all(rule.per_subject == 1 for rule in self._visibility.rules):
             return state, state.end - state.start - state.hidden.count(state.start, state.end)
-        return state, len(self._counts_of(self._parts(state.end), state).table)
+        return state, len(self._counts_of(self._parts(state.end), state, version).table)
 
     def close(self) -> None:
-        self._kept_counts.drop(self)
+        with self._lock:
+            self._version += 1
+            self._kept_counts.drop(self)
 
     def visible_state(self) -> VisibleState:
         """Which messages are visible now, whatever happens later."""
@@ -241,6 +251,7 @@ class SubjectIndex:
             for parts in self._recent.values():
                 while parts and parts[-1].end > end_offset:
                     parts.pop()
+            self._version += 1
             self._kept_counts.drop(self)
 
     def merge(self, merged: Sequence[Segment], replace: Callable[[], Segment]) -> None:

@@ -159,6 +159,12 @@ def test_message_that_is_committed_is_delivered_in_the_same_turn_from_memory(
                 served.wake()
                 assert owner.leaf.delivered == delivered
                 assert served.is_hungry
+            for at in range(20):
+                log.append(rows([b"%d" % at], "another.one"), 1)
+                delivered += not served.record.config.filters
+                served.wake()
+                assert owner.leaf.delivered == delivered
+                assert served.is_hungry
         assert owner.spawned == spawned
 
     for filters in ([], ["*.new", "none"]):

@@ -98,6 +98,26 @@ def test_memory_is_bounded_and_given_back() -> None:
     assert first.stored(4, 5) is None, "nobody has asked for a while"
 
 
+def test_where_there_is_no_room_a_log_keeps_its_newest_commits() -> None:
+    clock = Clock()
+    size_bytes = commit(0, b"x").header.total_bytes
+    recent = wanted(RecentRoom(3 * size_bytes), clock)
+    for at in range(10):
+        recent.committed(commit(at, b"x"))
+    assert recent.stored(7, 10) is not None
+    assert recent.stored(6, 10) is None
+
+
+def test_damage_in_memory_is_no_damage_of_the_log() -> None:
+    recent = wanted(RecentRoom(), Clock())
+    damaged = commit(0, b"x" * 100)
+    body = bytearray(damaged.pieces[-1])
+    body[-1] ^= 1
+    recent.committed(EncodedBatch(damaged.header, [*damaged.pieces[:-1], memoryview(body)]))
+    assert recent.rows(0, 1) is None
+    assert recent.stored(0, 1) is None
+
+
 def test_a_log_keeps_its_newest_commits() -> None:
     clock, room = Clock(), RecentRoom()
     recent = wanted(room, clock)

@@ -506,6 +506,33 @@ def test_counts_of_the_logs_of_a_broker_are_kept_within_a_bound() -> None:
     assert kept.of("a") is None
 
 
+def test_counts_that_were_made_of_messages_that_are_cut_off_meanwhile_are_not_kept(
+    log_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(log_folder, OPTIONS)
+    assert isinstance(log, ReplicaLog)
+    for at, subject in enumerate("aab"):
+        log.append(rows_of([(subject, None, None)], at), 1_000_000 + at)
+    counts_of_part = SubjectPart.counts
+
+    def cutting(part: SubjectPart, hidden: Hidden, start: int, end: int) -> pa.Table:
+        monkeypatch.undo()
+        log.discard_from(1)
+        for at in (1, 2):
+            log.append(rows_of([("c", None, None)], at), 2_000_000 + at)
+        log.chain.committed = 3
+        return counts_of_part(part, hidden, start, end)
+
+    monkeypatch.setattr(SubjectPart, "counts", cutting)
+    log.subjects.counts()
+    table = log.subjects.counts()[1].table
+    assert dict(zip(table.column("subject").to_pylist(), table.column("count").to_pylist(), strict=True)) == {
+        "a": 1,
+        "c": 2,
+    }
+    log.close()
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_number_of_subjects_is_known_where_each_has_one_message(tmp_path: Path, limit: int) -> None:
     replica = Replica(tmp_path)

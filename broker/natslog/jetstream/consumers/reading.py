@@ -157,7 +157,8 @@ class ConsumerReader:
         offset, end = start - 1, log.high_watermark
         if offset >= end:
             return Window(start, start, None, _version(log))
-        if (rows := self._recent(log, offset, end)) is None:
+        rows, self._chosen_of = self._recent(log, offset, end), (None, None)
+        if rows is None:
             return None
         self.window = Window(start, end + 1, self._deliverable(rows, most_bytes), _version(log))
         return self.window
@@ -315,7 +316,7 @@ class ConsumerReader:
         left, start = self.left, next_seq - 1
         if left.hidden >= 0 and left.start <= start <= left.end:
             hidden = log.visibility.removed.count(start, left.end)
-            self.left = Left(max(0, left.count - count), start, left.end, hidden)
+            self.left = Left(max(0, left.count - count) if start < left.end else 0, start, left.end, hidden)
 
     def _indexed(self, log: StreamLog, start: int, end: int, deadline_s: float) -> tuple[int, int]:
         """How many there are, as the index of subjects states it, and up to where: `start` if it does not. With a

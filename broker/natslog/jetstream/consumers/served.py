@@ -380,7 +380,7 @@ class ServedConsumer:
 
     def _ready(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int] | None:
         """As `_read`, if nothing is to be read for it."""
-        if (known := self.known_left(log)) is None or self.reading.locked():
+        if self.reading.locked() or (known := self.known_left(log)) is None:
             return None
         window = self.reader.ready(log, wanted, self._most_bytes)
         return None if window is None else (window, known)
@@ -414,10 +414,9 @@ class ServedConsumer:
         first = int(np.searchsorted(window.seqs, wanted.start))
         count = min(len(window) - first, wanted.most)
         delivered = self._assign(window, first, count, left, is_again=False) if count else 0
-        if delivered:
-            self.reader.delivered(log, machine.next_seq, delivered)
         if first + delivered == len(window):
             machine.read_to(window.upto)
+        self.reader.delivered(log, machine.next_seq, delivered)
         return delivered > 0
 
     def _deliver_chosen(self, wanted: Wanted, window: Window, left: int) -> bool:

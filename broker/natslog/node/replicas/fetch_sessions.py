@@ -154,7 +154,8 @@ class FetchSession:
         for stream_id, position in request.changed:
             self._positions[stream_id] = position
             if self._only_confirms(stream_id, position, self._note_position(stream_id, position)):
-                self._catching_up.pop(stream_id, None)
+                if self._catching_up.pop(stream_id, None) is not None:
+                    self.mark(stream_id, has_records=False)  # what was not noted meanwhile
                 continue
             if (pause_s := self._pause_s(stream_id, position)) > 0:
                 asyncio.get_running_loop().call_later(pause_s, self._make_due, stream_id)
@@ -164,11 +165,10 @@ class FetchSession:
         if self._due:
             self.answer()
         else:
-            self._hold(request, reply)
+            self._hold()
 
-    def _hold(self, request: FetchRequest, reply: Reply) -> None:
+    def _hold(self) -> None:
         """One timer serves many requests: it looks at the newest."""
-        self._held = (request, reply)
         loop = asyncio.get_running_loop()
         self._held_until_s = loop.time() + self._wait_s()
         if self._timer is not None and self._timer.when() > self._held_until_s:

@@ -54,7 +54,7 @@ class LastOfSubjects:
     def _caught_up(self) -> NewestRows:
         """With the rows that were appended in another way, as direct appends are."""
         log = self._log
-        is_large = self._end - self._start > _ROWS_AT_MOST
+        is_large = log.log_end_offset - self._start > _ROWS_AT_MOST
         if self._recent is None or self._end > log.log_end_offset or is_large:
             self._recent = NewestRows()
             self._start = self._end = log.high_watermark

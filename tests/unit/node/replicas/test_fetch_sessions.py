@@ -253,6 +253,26 @@ def test_a_replica_that_has_caught_up_is_told_of_the_next_records(tmp_path: Path
     with_streams(tmp_path, story)
 
 
+def test_a_high_watermark_that_moves_while_a_replica_catches_up_is_sent(tmp_path: Path) -> None:
+    """Its next position only confirms what it was sent, but not that."""
+
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        needs = msgspec.structs.replace(first.record.settings, min_isr=1)
+        first.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
+        assert first.leading is not None
+        first.leading.update(first.record, 0.0)
+        with ThreadPoolExecutor(1) as executor:
+            session, log = FetchSession(OTHER, streams.get, executor, spawned), first.usable_log()
+            await asked(session, 1, {first.id: first}, 2)
+            assert first.id in session._catching_up
+            session.mark(first.id, has_records=False)
+            response = await asyncio.wait_for(asked(session, 2, {first.id: first}, log.log_end_offset), 0.3)
+            assert [(one.length, one.high_watermark) for one in response.answers] == [(0, log.high_watermark)]
+
+    with_streams(tmp_path, story)
+
+
 def test_records_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower has got nothing, so it does not ask again: a failure that passes must not leave it behind."""
 
