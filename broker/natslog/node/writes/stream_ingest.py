@@ -16,7 +16,8 @@ A commit is acked when all in-sync replicas have it: its acks wait in order unti
 rows. With one replica this is immediate. The rows are on disk, and use no memory any more.
 
 Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a
-time: it is the log's only writer while it leads. Memory is bounded by the broker's `IngestMemory`; messages that do not
+time: it is the log's only writer while it leads. The event loop hears of commits in their order: it makes none itself
+while the report of a thread is on its way. Memory is bounded by the broker's `IngestMemory`; messages that do not
 fit are refused (with an answer if they have a reply subject), counted and logged, never dropped without a record.
 """
 
@@ -215,6 +216,8 @@ class StreamIngest:
         self._new_window_s: float | None = None
         self._errands: deque[Callable[[], None]] = deque()
         self._did_errand = False
+        self._has_report = False  # the present turn has handed something to the event loop
+        self._unheard = 0  # turns with a report that the event loop may not have processed yet
         self._idle: asyncio.Event | None = None  # made where somebody waits until nothing is left to be done
         self._outcome: asyncio.Event | None = None  # the same of the next commit's outcome; for the event loop
 
@@ -588,7 +591,8 @@ class StreamIngest:
         recently. Under the lock.
         """
         return (
-            self.room.fits(rows, 2 * _QUICK_BYTES + ROW_BYTES * rows)
+            self._unheard == 0  # the loop hears of commits in their order
+            and self.room.fits(rows, 2 * _QUICK_BYTES + ROW_BYTES * rows)
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
             and self._pace.is_quick
             and self.log.is_quick_append(self.stream_time.now_us())
@@ -630,10 +634,11 @@ class StreamIngest:
             if self._new_window_s is not None:
                 return self._rebuild_dedupe
             if self._errands and not (self._gathered and self._did_errand):  # in turn with commits
-                self._did_errand = True
+                self._did_errand = self._has_report = True
                 return self._errands.popleft()
             if self._gathered:
                 self._did_errand = False
+                self._has_report |= finish == self._finish_soon
                 return partial(self._commit, self._gathered.popleft(), finish, took)
             if self._closing:
                 self._note_idle()
@@ -642,8 +647,17 @@ class StreamIngest:
             if self._roll_due:
                 return self._roll
             self._has_turn = False
+            if self._has_report:
+                self._has_report = False
+                self._unheard += 1
+                self._loop.call_soon_threadsafe(self._heard)
             self._note_idle()
             return None
+
+    def _heard(self) -> None:
+        """In the event loop, after the reports of a turn."""
+        with self._lock:
+            self._unheard -= 1
 
     def _note_idle(self) -> None:
         """Under the lock."""

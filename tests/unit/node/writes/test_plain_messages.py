@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,9 +44,12 @@ def log(log_folder: Path) -> Iterator[StreamLog]:
     log.close()
 
 
-def receive(ingest: StreamIngest, *values: bytes) -> None:
+def receive(ingest: StreamIngest, *values: bytes, headers: bytes = b"") -> None:
     parser = FrameParser()
-    parser.receive_data(b"".join(b"MSG orders.new 1 _INBOX.a %d\r\n%s\r\n" % (len(value), value) for value in values))
+    for value in values:
+        sizes = b"%d %d" % (len(headers), len(headers) + len(value)) if headers else b"%d" % len(value)
+        verb = b"HMSG" if headers else b"MSG"
+        parser.receive_data(b"%b orders.new 1 _INBOX.a %b\r\n%b%b\r\n" % (verb, sizes, headers, value))
     for frames in parser.frames():
         ingest.receive(frames)
 
@@ -193,3 +197,77 @@ def test_a_bug_is_reported_and_nothing_is_acked(log: StreamLog, monkeypatch: pyt
     (bug,) = run(log, work)
     assert str(bug) == "a bug"
     assert not isinstance(bug, NatslogError)
+
+
+class SlowDisk(DiskPace):
+    is_quick = False  # type: ignore[assignment]
+
+
+def ended_in_thread(ingest: StreamIngest) -> None:
+    """Waits without giving the event loop a turn."""
+    deadline_s = time.monotonic() + 20
+    while ingest._has_turn:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("how", ["plain", "gathered"])
+def test_what_a_thread_has_committed_is_told_of_first(log: StreamLog, how: str) -> None:
+    """Otherwise the log would seem to be cut, and acks would be lost."""
+    pace, ends = SlowDisk(), list[int]()
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        def appended(end_offset: int) -> None:
+            ends.append(end_offset)
+            ingest.release(end_offset)
+
+        ingest._appended = appended
+        receive(ingest, b"by a thread")
+        ended_in_thread(ingest)
+        pace.is_quick = True  # type: ignore[misc]
+        receive(ingest, b"x", headers=b"NATS/1.0\r\nA: b\r\n\r\n" if how == "gathered" else b"")
+        ended_in_thread(ingest)
+        await ingest.settled()
+        assert ends == [1, 2]
+        assert [body["seq"] for body in answers.bodies] == [1, 2]
+
+    assert not run(log, work, pace=pace)
+
+
+@pytest.mark.parametrize("where", ["in a thread", "in the event loop"])
+def test_what_an_errand_has_appended_is_told_of_first(
+    log: StreamLog, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    told: list[str] = []
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        loop = asyncio.get_running_loop()
+
+        def errand() -> None:
+            loop.call_soon_threadsafe(told.append, "errand")
+
+        def appended(end_offset: int) -> None:
+            told.append(f"commit {end_offset}")
+            ingest.release(end_offset)
+
+        ingest._appended = appended
+        if where == "in a thread":
+            ingest.hand_to_writer(errand)
+            ended_in_thread(ingest)
+        else:
+            write = log._write
+
+            def writing(*arguments: Any) -> None:
+                monkeypatch.setattr(log, "_write", write)
+                ingest.hand_to_writer(errand)
+                write(*arguments)
+
+            monkeypatch.setattr(log, "_write", writing)
+            receive(ingest, b"1")
+        receive(ingest, b"2")
+        ended_in_thread(ingest)
+        await ingest.settled()
+        expected = {"in a thread": ["errand", "commit 1"], "in the event loop": ["commit 1", "errand", "commit 2"]}
+        assert told == expected[where]
+
+    assert not run(log, work)
