@@ -1,8 +1,8 @@
 """The last small commits of a log, in memory as they stand in its file: for followers, and for consumers at its end.
 
 Theory of operation. The writer adds each small commit, without a copy. What is asked for is decoded once, whoever asks
-for it: consumers at the end of a log ask for the same rows. Nothing is kept of a log that nobody has asked about for a
-while, and at most `ROOM_BYTES` of all logs of a broker together: then a commit is read from its file.
+for it: consumers at the end of a log ask for the same rows. Nothing is kept of a log whose commits were not asked for
+for a while, and at most `ROOM_BYTES` of all logs of a broker together: then a commit is read from its file.
 
 Invariants. The commits follow one another without a gap, up to the end of the log. What is cut off, or erased, is not
 kept (`clear`).
@@ -64,6 +64,7 @@ class RecentCommits:
         self._size_bytes = 0
         self._wanted_until_s = -_WANTED_S
         self._decoded: tuple[int, int, pa.RecordBatch] | None = None  # from, to
+        self._cleared = 0  # how often
 
     def committed(self, batch: EncodedBatch) -> None:
         """It is the end of the log now. Its pieces stay as they are."""
@@ -106,7 +107,7 @@ class RecentCommits:
             if decoded is not None and decoded[:2] == (start, end):
                 self._wanted_until_s = self._clock() + _WANTED_S
                 return decoded[2]
-            data = self._stored(start, end)
+            data, cleared = self._stored(start, end), self._cleared
         if data is None:
             return None
         try:
@@ -119,7 +120,7 @@ class RecentCommits:
             return None
         rows = parts[0] if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
         with self._lock:
-            if self._commits and self._commits[-1].header.end_offset >= end:  # not cleared meanwhile
+            if cleared == self._cleared:
                 self._decoded = start, end, rows
         return rows
 
@@ -129,7 +130,7 @@ class RecentCommits:
             self._clear()
 
     def drop_unwanted(self) -> None:
-        """For maintenance: gives the memory back where nobody has asked for a while."""
+        """For maintenance: gives the memory back where commits were not asked for for a while."""
         with self._lock:
             if self._clock() > self._wanted_until_s:
                 self._clear()
@@ -138,6 +139,7 @@ class RecentCommits:
         self._commits.clear()
         self._room.give_back(self._size_bytes)
         self._size_bytes, self._decoded = 0, None
+        self._cleared += 1
 
     def _drop_first(self) -> None:
         size_bytes = self._commits.popleft().header.total_bytes

@@ -28,7 +28,7 @@ class Begun(Generic[Result]):
         while True:
             try:
                 yield awaited
-            except GeneratorExit:  # nobody awaits it any more
+            except GeneratorExit:  # it is not awaited any more
                 self._coroutine.close()
                 raise
             except BaseException as error:

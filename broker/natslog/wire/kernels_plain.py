@@ -21,18 +21,28 @@ from natslog.wire.stored_layout import (
     END,
     EPOCH,
     HEADER_BYTES,
+    IDS_BYTES,
+    KEYS_AT,
+    LISTS_AT,
+    NAMES_AT,
     NEWEST,
     NODES,
     NUMBERS,
+    OFFSETS_AT,
     ROW_COUNT,
     ROWS,
+    SUBJECTS_AT,
+    TEXTS_AT,
+    TIMES_AT,
+    VALUES_AT,
 )
 
 _TILDE, _DOLLAR, _ZERO, _A, _TEN = 126, 36, 48, 97, 10
 _ENVELOPE = 0xF5
 """The first byte of `envelope.COOKIE`."""
 _CRC_LETTERS, _ALIGNMENT = 8, 8
-_COLUMNS_OF_BUFFERS = np.array([0, 2, 4, 7, 10, 19], np.int64)
+_FIRST_BUFFERS = np.array([0, 2, 4, 7, 10, 19], np.int64)
+"""Of each column: see `batch_metadata`."""
 
 
 @compiled
@@ -127,11 +137,11 @@ def _lay_out(lengths: Any, rows: int, subject_bytes: int, value_bytes: int) -> N
     """How many bytes each buffer of the columns has: no key, no headers."""
     for at in range(lengths.shape[0]):
         lengths[at] = 0
-    lengths[1] = lengths[3] = 8 * rows
-    lengths[4 + 1] = lengths[7 + 1] = lengths[10 + 1] = lengths[19 + 1] = 4 * (rows + 1)
-    lengths[7] = lengths[10] = (rows + 7) // 8
-    lengths[4 + 2], lengths[19 + 2] = subject_bytes, value_bytes
-    lengths[13 + 1] = lengths[16 + 1] = 4  # no header has a name or a text: one offset
+    lengths[OFFSETS_AT] = lengths[TIMES_AT] = 8 * rows
+    lengths[SUBJECTS_AT] = lengths[KEYS_AT] = lengths[LISTS_AT] = lengths[VALUES_AT] = 4 * (rows + 1)
+    lengths[KEYS_AT - 1] = lengths[LISTS_AT - 1] = (rows + 7) // 8
+    lengths[SUBJECTS_AT + 1], lengths[VALUES_AT + 1] = subject_bytes, value_bytes
+    lengths[NAMES_AT] = lengths[TEXTS_AT] = 4  # no header has a name or a text: one offset
 
 
 @compiled
@@ -161,22 +171,28 @@ def encode_plain(
         _put_long(out, places[BUFFERS] + 16 * at, position)
         _put_long(out, places[BUFFERS] + 16 * at + 8, lengths[at])
         start, end = header_bytes + position, header_bytes + position + _padded(lengths[at])
-        if at == 1:
+        if at == OFFSETS_AT:
             for index in range(rows):
                 _put_long(out, start + 8 * index, base + index)
-        elif at == 3:
+        elif at == TIMES_AT:
             for index in range(rows):
                 _put_long(out, start + 8 * index, time_us)
-        elif at == 4 + 1:
+        elif at == SUBJECTS_AT:
             _put_texts(buffer, frames, 3, out, start)
-        elif at == 19 + 1:
+        elif at == VALUES_AT:
             _put_texts(buffer, frames, 8, out, start)
-        elif at not in (4 + 2, 19 + 2):
+        elif at not in (SUBJECTS_AT + 1, VALUES_AT + 1):  # those were written with their offsets
             _put_zeros(out, start, end)
         position += _padded(lengths[at])
     _put_header(out, places, rows, base, epoch, time_us, header_bytes, position)
     _prove(out, places, lengths, header_bytes, crcs)
     return int(header_bytes + position)
+
+
+@inlined
+def _put_stated(out: Any, places: Any, number: int, value: int) -> None:
+    """A number of the batch line."""
+    put_number(out, places[NUMBERS + 2 * number], value, places[NUMBERS + 2 * number + 1])
 
 
 @compiled
@@ -190,23 +206,14 @@ def _put_header(
         count = 0 if 5 <= field <= 7 else rows
         _put_long(out, places[NODES] + 16 * field, count)
         _put_long(out, places[NODES] + 16 * field + 8, rows if field in (3, 4) else 0)
-    for number in range(8):
-        value = 0
-        if number == BASE:
-            value = base
-        elif number == END:
-            value = base + rows
-        elif number == ROWS:
-            value = rows
-        elif number == EPOCH:
-            value = epoch
-        elif number == NEWEST:
-            value = time_us
-        elif number == HEADER_BYTES:
-            value = header_bytes
-        elif number == BODY_BYTES:
-            value = body_bytes
-        put_number(out, places[NUMBERS + 2 * number], value, places[NUMBERS + 2 * number + 1])
+    _put_stated(out, places, BASE, base)
+    _put_stated(out, places, END, base + rows)
+    _put_stated(out, places, ROWS, rows)
+    _put_stated(out, places, EPOCH, epoch)
+    _put_stated(out, places, NEWEST, time_us)
+    _put_stated(out, places, IDS_BYTES, 0)
+    _put_stated(out, places, HEADER_BYTES, header_bytes)
+    _put_stated(out, places, BODY_BYTES, body_bytes)
 
 
 @compiled
@@ -217,7 +224,7 @@ def _prove(out: Any, places: Any, lengths: Any, header_bytes: int, crcs: Any) ->
     for at in range(lengths.shape[0]):
         position += _padded(lengths[at])
         is_last = at + 1 == lengths.shape[0]
-        if is_last or (column + 1 < 6 and at + 1 == _COLUMNS_OF_BUFFERS[column + 1]):
+        if is_last or (column + 1 < 6 and at + 1 == _FIRST_BUFFERS[column + 1]):
             crc = crc_of(out, start, position, crc)
             column, start = column + 1, position
             crcs[column] = crc

@@ -18,6 +18,7 @@ from natslog.wire.stored_layout import (
     BODY_BYTES,
     BODY_LENGTH,
     BUFFERS,
+    BUFFERS_OF_A_BATCH,
     CRCS,
     END,
     EPOCH,
@@ -26,16 +27,24 @@ from natslog.wire.stored_layout import (
     IDS_BYTES,
     KEY_BYTES,
     KEY_NULLS,
+    KEYS_AT,
+    LISTS_AT,
     NAME_BYTES,
+    NAMES_AT,
     NODES,
+    OFFSETS_AT,
     PAIRS,
     POSITION,
     ROW_COUNT,
     ROWS,
     SUBJECT_BYTES,
+    SUBJECTS_AT,
     TEXT_BYTES,
     TEXT_NULLS,
+    TEXTS_AT,
+    TIMES_AT,
     VALUE_BYTES,
+    VALUES_AT,
 )
 
 _MOST_DIGITS = 19
@@ -44,9 +53,6 @@ _ID_BYTES, _ALIGNMENT = 12, 8
 _A, _F, _TEN = 97, 102, 10
 _OFFSET, _TIME, _SUBJECT, _KEY, _HEADERS, _PAIRS, _NAME, _TEXT, _VALUE = range(9)
 """Fields, in Arrow's depth-first order."""
-_OFFSETS, _TIMES, _SUBJECTS, _KEYS, _LISTS, _NAMES, _TEXTS, _VALUES = 1, 3, 5, 8, 11, 14, 17, 20
-"""The buffer of each: numbers, or where texts begin; those have their validity before, and their bytes behind."""
-_BUFFERS = 22
 
 
 @inlined
@@ -151,7 +157,7 @@ def _add_sizes(
 ) -> bool:
     """Adds the sizes of a proven batch. False, and nothing is added: its columns are not as expected."""
     nodes, buffers, body = position + places[NODES], position + places[BUFFERS], position + header_bytes
-    for at in range(_BUFFERS):
+    for at in range(BUFFERS_OF_A_BATCH):
         start, length = _start(buffer, buffers, at), _length(buffer, buffers, at)
         if start < 0 or length < 0 or start > columns_bytes or length > columns_bytes - start:
             return False
@@ -165,20 +171,20 @@ def _add_sizes(
             return False
     if pairs < 0 or pairs > columns_bytes:
         return False
-    if _length(buffer, buffers, _OFFSETS) != 8 * rows or _length(buffer, buffers, _TIMES) != 8 * rows:
+    if _length(buffer, buffers, OFFSETS_AT) != 8 * rows or _length(buffer, buffers, TIMES_AT) != 8 * rows:
         return False
     if not (
-        _validity_fits(buffer, nodes, buffers, _KEY, _KEYS, rows)
-        and _validity_fits(buffer, nodes, buffers, _HEADERS, _LISTS, rows)
-        and _validity_fits(buffer, nodes, buffers, _TEXT, _TEXTS, pairs)
+        _validity_fits(buffer, nodes, buffers, _KEY, KEYS_AT, rows)
+        and _validity_fits(buffer, nodes, buffers, _HEADERS, LISTS_AT, rows)
+        and _validity_fits(buffer, nodes, buffers, _TEXT, TEXTS_AT, pairs)
     ):
         return False
-    subjects = _texts_fit(buffer, buffers, body, _SUBJECTS, rows)
-    keys = _texts_fit(buffer, buffers, body, _KEYS, rows)
-    lists = _bytes_of(buffer, buffers, body, _LISTS, rows)
-    names = _texts_fit(buffer, buffers, body, _NAMES, pairs)
-    texts = _texts_fit(buffer, buffers, body, _TEXTS, pairs)
-    values = _texts_fit(buffer, buffers, body, _VALUES, rows)
+    subjects = _texts_fit(buffer, buffers, body, SUBJECTS_AT, rows)
+    keys = _texts_fit(buffer, buffers, body, KEYS_AT, rows)
+    lists = _bytes_of(buffer, buffers, body, LISTS_AT, rows)
+    names = _texts_fit(buffer, buffers, body, NAMES_AT, pairs)
+    texts = _texts_fit(buffer, buffers, body, TEXTS_AT, pairs)
+    values = _texts_fit(buffer, buffers, body, VALUES_AT, rows)
     if subjects < 0 or keys < 0 or lists != pairs or names < 0 or texts < 0 or values < 0:
         return False
     sums[ALL_ROWS] += rows
@@ -333,25 +339,25 @@ def gather_batches(
         position, rows, header_bytes = batches[which, POSITION], batches[which, ROWS], batches[which, HEADER_BYTES]
         nodes, buffers, body = position + places[NODES], position + places[BUFFERS], position + header_bytes
         pairs = _node(buffer, nodes, _PAIRS)
-        offsets_at, times_at = body + _start(buffer, buffers, _OFFSETS), body + _start(buffer, buffers, _TIMES)
+        offsets_at, times_at = body + _start(buffer, buffers, OFFSETS_AT), body + _start(buffer, buffers, TIMES_AT)
         for index in range(rows):
             offsets[row + index] = long_at(buffer, offsets_at + 8 * index)
             times[row + index] = long_at(buffer, times_at + 8 * index)
-        _copy_texts(buffer, buffers, body, _SUBJECTS, rows, subject_offsets, subject_data, row)
-        _copy_texts(buffer, buffers, body, _KEYS, rows, key_offsets, key_data, row)
-        _copy_texts(buffer, buffers, body, _VALUES, rows, value_offsets, value_data, row)
+        _copy_texts(buffer, buffers, body, SUBJECTS_AT, rows, subject_offsets, subject_data, row)
+        _copy_texts(buffer, buffers, body, KEYS_AT, rows, key_offsets, key_data, row)
+        _copy_texts(buffer, buffers, body, VALUES_AT, rows, value_offsets, value_data, row)
         if key_bits.shape[0] > 0:
-            _copy_validity(buffer, nodes, buffers, body, _KEY, _KEYS, rows, key_bits, row)
+            _copy_validity(buffer, nodes, buffers, body, _KEY, KEYS_AT, rows, key_bits, row)
         if list_bits.shape[0] > 0:
-            _copy_validity(buffer, nodes, buffers, body, _HEADERS, _LISTS, rows, list_bits, row)
-        start, begin = body + _start(buffer, buffers, _LISTS), np.int64(list_offsets[row])
+            _copy_validity(buffer, nodes, buffers, body, _HEADERS, LISTS_AT, rows, list_bits, row)
+        start, begin = body + _start(buffer, buffers, LISTS_AT), np.int64(list_offsets[row])
         for index in range(1, rows + 1):
             list_offsets[row + index] = begin + offset_at(buffer, start + 4 * index)
         if pairs > 0:
-            _copy_texts(buffer, buffers, body, _NAMES, pairs, name_offsets, name_data, pair)
-            _copy_texts(buffer, buffers, body, _TEXTS, pairs, text_offsets, text_data, pair)
+            _copy_texts(buffer, buffers, body, NAMES_AT, pairs, name_offsets, name_data, pair)
+            _copy_texts(buffer, buffers, body, TEXTS_AT, pairs, text_offsets, text_data, pair)
             if text_bits.shape[0] > 0:
-                _copy_validity(buffer, nodes, buffers, body, _TEXT, _TEXTS, pairs, text_bits, pair)
+                _copy_validity(buffer, nodes, buffers, body, _TEXT, TEXTS_AT, pairs, text_bits, pair)
         row, pair = row + rows, pair + pairs
 
 

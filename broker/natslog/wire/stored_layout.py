@@ -16,3 +16,7 @@ ALL_ROWS, SUBJECT_BYTES, KEY_BYTES, PAIRS, NAME_BYTES, TEXT_BYTES, VALUE_BYTES =
 KEY_NULLS, HEADER_NULLS, TEXT_NULLS = 7, 8, 9
 """Sums over several batches."""
 SUMS = 10
+
+OFFSETS_AT, TIMES_AT, SUBJECTS_AT, KEYS_AT, LISTS_AT, NAMES_AT, TEXTS_AT, VALUES_AT = 1, 3, 5, 8, 11, 14, 17, 20
+"""The buffer of each: numbers, or where texts begin; those have their validity before, and their bytes behind."""
+BUFFERS_OF_A_BATCH = 22

@@ -95,7 +95,7 @@ def test_memory_is_bounded_and_given_back() -> None:
     second.drop_unwanted()
     assert room.left_bytes == 5 * size_bytes
     first.committed(commit(4, b"y"))
-    assert first.stored(4, 5) is None, "nobody has asked for a while"
+    assert first.stored(4, 5) is None, "it was not asked for for a while"
 
 
 def test_where_there_is_no_room_a_log_keeps_its_newest_commits() -> None:

@@ -120,10 +120,7 @@ class ConsumerReader:
         self.window: Window | None = None
         self._ahead = _FIRST_ROWS
         self._covered = SubjectSet(filters)
-        self._chosen_of: tuple[pa.RecordBatch | None, Any] = (
-            None,
-            None,
-        )  # the last rows in memory, and what it is sent
+        self._chosen_of: tuple[Any, Any] = None, None  # rows in memory, and those of them for the consumer
         self.left = Left()
 
     # ---- messages ----
@@ -299,11 +296,8 @@ class ConsumerReader:
         left, end = self.left, log.high_watermark
         if next_seq - 1 >= end:
             return 0
-        if (
-            left.hidden < 0
-            or left.start != next_seq - 1
-            or log.visibility.removed.count(left.start, end) != left.hidden
-        ):
+        is_known = left.hidden >= 0 and left.start == next_seq - 1
+        if not is_known or log.visibility.removed.count(left.start, end) != left.hidden:
             return None
         if left.end < end:
             if (rows := self._recent(log, left.end, end)) is None:

@@ -97,7 +97,7 @@ class FetchSession:
         self._due: dict[StreamId, None] = {}
         self._due_later: set[StreamId] = set()
         self._catching_up: dict[StreamId, _Part] = {}
-        self._sent_by: dict[StreamId, LeaderReplica] = {}  # by whom records were sent, until the next position is known
+        self._sent_by: dict[StreamId, LeaderReplica] = {}  # who sent records, until the next position is known
         self._expected: dict[StreamId, float] = {}  # the position in each of these, until then
         self._held: tuple[FetchRequest, Reply] | None = None  # until a stream is due
         self._held_until_s = 0.0

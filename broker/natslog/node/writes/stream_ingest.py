@@ -16,9 +16,10 @@ A commit is acked when all in-sync replicas have it: its acks wait in order unti
 rows. With one replica this is immediate. The rows are on disk, and use no memory any more.
 
 Invariants. Nothing is acked before its fsync returned here and HW is above it. At most one turn of a stream runs at a
-time: it is the log's only writer while it leads. The event loop hears of commits in their order: it makes none itself
-while the report of a thread is on its way. Memory is bounded by the broker's `IngestMemory`; messages that do not
-fit are refused (with an answer if they have a reply subject), counted and logged, never dropped without a record.
+time: it is the log's only writer while it leads. The event loop gets the reports of commits in their order: it makes
+none itself while the report of a thread is on its way. Memory is bounded by the broker's `IngestMemory`; messages that
+do not fit are refused (with an answer if they have a reply subject), counted and logged, never dropped without a
+record.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ class StreamIngest:
         self._errands: deque[Callable[[], None]] = deque()
         self._did_errand = False
         self._has_report = False  # the present turn has handed something to the event loop
-        self._unheard = 0  # turns with a report that the event loop may not have processed yet
+        self._unreported = 0  # turns with a report that the event loop may not have processed yet
         self._idle: asyncio.Event | None = None  # made where somebody waits until nothing is left to be done
         self._outcome: asyncio.Event | None = None  # the same of the next commit's outcome; for the event loop
 
@@ -591,7 +592,7 @@ class StreamIngest:
         recently. Under the lock.
         """
         return (
-            self._unheard == 0  # the loop hears of commits in their order
+            self._unreported == 0  # the loop gets the reports of commits in their order
             and self.room.fits(rows, 2 * _QUICK_BYTES + ROW_BYTES * rows)
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
             and self._pace.is_quick
@@ -649,15 +650,15 @@ class StreamIngest:
             self._has_turn = False
             if self._has_report:
                 self._has_report = False
-                self._unheard += 1
-                self._loop.call_soon_threadsafe(self._heard)
+                self._unreported += 1
+                self._loop.call_soon_threadsafe(self._reported)
             self._note_idle()
             return None
 
-    def _heard(self) -> None:
+    def _reported(self) -> None:
         """In the event loop, after the reports of a turn."""
         with self._lock:
-            self._unheard -= 1
+            self._unreported -= 1
 
     def _note_idle(self) -> None:
         """Under the lock."""

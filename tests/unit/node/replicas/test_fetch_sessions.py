@@ -233,17 +233,23 @@ def test_a_position_that_confirms_what_was_sent_is_answered_when_there_is_someth
     with_streams(tmp_path, story)
 
 
+async def catching_up(streams: Streams, executor: Executor) -> tuple[FetchSession, HostedStream, ReplicaLog]:
+    """A session whose follower is out of sync, and was sent all of the first stream."""
+    first = next(iter(streams.values()))
+    needs = msgspec.structs.replace(first.record.settings, min_isr=1)
+    first.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
+    assert first.leading is not None
+    first.leading.update(first.record, 0.0)
+    session = FetchSession(OTHER, streams.get, executor, spawned)
+    await asked(session, 1, {first.id: first}, 2)
+    assert first.id in session._catching_up
+    return session, first, first.usable_log()
+
+
 def test_a_replica_that_has_caught_up_is_told_of_the_next_records(tmp_path: Path) -> None:
     async def story(streams: Streams) -> None:
-        first = next(iter(streams.values()))
-        needs = msgspec.structs.replace(first.record.settings, min_isr=1)
-        first.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
-        assert first.leading is not None
-        first.leading.update(first.record, 0.0)
         with ThreadPoolExecutor(1) as executor:
-            session, log = FetchSession(OTHER, streams.get, executor, spawned), first.usable_log()
-            await asked(session, 1, {first.id: first}, 2)
-            assert first.id in session._catching_up
+            session, first, log = await catching_up(streams, executor)
             asking = asyncio.create_task(asked(session, 2, {first.id: first}, log.log_end_offset))
             await asyncio.sleep(0.001)
             append(first, b"new")
@@ -257,15 +263,8 @@ def test_a_high_watermark_that_moves_while_a_replica_catches_up_is_sent(tmp_path
     """Its next position only confirms what it was sent, but not that."""
 
     async def story(streams: Streams) -> None:
-        first = next(iter(streams.values()))
-        needs = msgspec.structs.replace(first.record.settings, min_isr=1)
-        first.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
-        assert first.leading is not None
-        first.leading.update(first.record, 0.0)
         with ThreadPoolExecutor(1) as executor:
-            session, log = FetchSession(OTHER, streams.get, executor, spawned), first.usable_log()
-            await asked(session, 1, {first.id: first}, 2)
-            assert first.id in session._catching_up
+            session, first, log = await catching_up(streams, executor)
             session.mark(first.id, has_records=False)
             response = await asyncio.wait_for(asked(session, 2, {first.id: first}, log.log_end_offset), 0.3)
             assert [(one.length, one.high_watermark) for one in response.answers] == [(0, log.high_watermark)]
