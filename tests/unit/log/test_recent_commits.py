@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from natslog.arrow.row_buffers import RowBuffers
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch, encode_rows
 from natslog.log.recent_commits import RecentCommits, RecentRoom
+from natslog.wire.small_batches import rows_of
 from tests.conftest import open_log, rows
 
 
@@ -116,6 +118,23 @@ def test_damage_in_memory_is_no_damage_of_the_log() -> None:
     recent.committed(EncodedBatch(damaged.header, [*damaged.pieces[:-1], memoryview(body)]))
     assert recent.rows(0, 1) is None
     assert recent.stored(0, 1) is None
+
+
+def test_rows_that_are_cut_off_while_they_are_decoded_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = wanted(RecentRoom(), Clock())
+    recent.committed(commit(0, b"lost"))
+
+    def cutting(data: bytes, *, source: str) -> Any:
+        monkeypatch.undo()
+        recent.clear()
+        recent.committed(commit(0, b"new"))
+        return rows_of(data, source=source)
+
+    monkeypatch.setattr("natslog.log.recent_commits.rows_of", cutting)
+    assert recent.rows(0, 1) is not None
+    found = recent.rows(0, 1)
+    assert found is not None
+    assert found.column("value").to_pylist() == [b"new"]
 
 
 def test_a_log_keeps_its_newest_commits() -> None:
