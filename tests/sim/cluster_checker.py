@@ -364,6 +364,7 @@ class Checker:
         known = self._commands.setdefault(index, (proposal.id, outcome))
         if known != (proposal.id, outcome):
             raise Violation(f"entry {index} is {proposal.id} with {outcome} on {process.me}, and elsewhere {known}")
+        require(process.state.index.by_id == _by_id(process.state), f"{proposal.command} left the index behind")
         is_first = index >= self._last_index
         if is_first:
             self._last_index, self.brokers = index, process.state.brokers
@@ -385,6 +386,10 @@ class Checker:
         for record in process.state.streams.values():
             if record.paused != self._paused.get(record.name, False):
                 raise Violation(f"{proposal.id} changed what is paused again")
+
+
+def _by_id(state: Metadata) -> dict[StreamId, StreamRecord]:
+    return {record.id: record for record in state.streams.values()}
 
 
 def _agreed(record: StreamRecord) -> StreamRecord:

@@ -382,6 +382,7 @@ IN_TIME: dict[str, Patch] = {
     "asked before the fsync": run_by(AsksBeforeSync),
     "late registration of a life that is over accepted": replaced(Metadata, "_register", register_late),
     "proposal applied twice on retry": replaced(Metadata, "decide", decide_every_time),
+    "a metadata leader at rest stays so": replaced(Controller, "_note_news", lambda self, now_ms: None),
     "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
     "a damaged replica serves what is left": run_by(LeadsDamaged),
     "HW rests inside a run": replaced(Track, "_whole_runs_below", lambda self, end: end),

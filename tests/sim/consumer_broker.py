@@ -384,6 +384,7 @@ class Host:
             api_prefix="$JS.API",
             records_of=lambda stream, removed: [(REMOVED, to_bytes(removed))],
             is_led_here=lambda stream: self.has_session,
+            pushing=set(),
             spawn=self.loop.spawn,
         )
         self.led.host = self
@@ -488,7 +489,7 @@ class Host:
 
     def look_at_interest(self) -> None:
         if self.scene.config.is_push:
-            self._do(lambda served: self.led.interest_changed(self.scene.config.deliver_subject))
+            self._do(lambda served: served.look_at_interest())
 
     def published(self) -> None:
         if self.is_up:

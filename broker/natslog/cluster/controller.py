@@ -31,6 +31,8 @@ _TRANSFERS_AT_ONCE = 50
 _TRANSFER_AGAIN_MS = 5_000.0
 _MOVES_AT_ONCE = 4
 _REACHABILITY_LASTS_MS = 1500.0
+_SETTLED_MS = 10_000.0
+"""Longer than each of these times: by then, time alone changes no decision any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Controller:
         self._changed_ms = self._began_ms = now_ms
         self._transferred_ms: dict[StreamId, float] = {}
         self._reaches_nats: dict[BrokerId, tuple[bool, float]] = {}  # as reported, and since when
+        self._decided_for: tuple[int, frozenset[BrokerId]] | None = None  # version of the state, brokers alive
+        self._news_ms = now_ms
+        self._is_settled = False
 
     def has_waited_for_brokers(self, now_ms: float) -> bool:
         """Whether every broker has had the time to report since this one leads."""
@@ -74,6 +79,7 @@ class Controller:
 
     def reported_unresponsive(self, stream_id: StreamId, epoch: Epoch, by: BrokerId, now_ms: float) -> None:
         """A replica has received no answer from the leader of this epoch for a while."""
+        self._note_news(now_ms)
         known_epoch, reports = self._unresponsive.get(stream_id, (epoch, {}))
         if epoch > known_epoch:
             reports = {}
@@ -87,6 +93,7 @@ class Controller:
         """Where the log of a replica ends that restarted uncleanly; it stays so until a leader is appointed. Companion
         logs are reported by their own ids (`companion_id`).
         """
+        self._note_news(now_ms)
         known = self._positions.get(stream_id)
         if known is None or version > known.version:
             known = self._positions[stream_id] = _Positions(version, now_ms)
@@ -97,12 +104,17 @@ class Controller:
         """Whether a broker's NATS server responds, as the broker reports repeatedly."""
         known = self._reaches_nats.get(broker)
         if known is None or known[0] != reaches_nats:
+            self._note_news(now_ms)
             self._reaches_nats[broker] = (reaches_nats, now_ms)
+
+    def _note_news(self, now_ms: float) -> None:
+        self._news_ms, self._is_settled = now_ms, False
 
     # ---- decisions ----
 
     def decide(self, state: Metadata, alive: Collection[BrokerId], now_ms: float, wall_us: int = 0) -> Decisions:
         """While brokers are missing, a new metadata leader decides nothing until they have had the time to report.
+        While nothing is new, and nothing was to be decided, the streams are not looked at again.
 
         Args:
             alive: registered brokers that have a session.
@@ -112,31 +124,45 @@ class Controller:
             return Decisions()
         if frozenset(alive) != self._alive:
             self._alive, self._changed_ms = frozenset(alive), now_ms
+        if self._decided_for != (state.version, self._alive):
+            self._decided_for = state.version, self._alive
+            self._note_news(now_ms)
+        if self._is_settled:
+            return Decisions()
         appointments: list[Appointment] = []
         moves: list[tuple[StreamId, int]] = []
         transfers: list[LeadershipTransfer] = []
         loads: dict[BrokerId, int] = {}
+        unled: list[StreamRecord] = []
+        sound = {one for one in self._alive if not state.brokers[one].is_draining and self._reaches(one, True, now_ms)}
         for record in state.streams.values():
-            if self._is_led(record, now_ms):
+            if record.leader in sound and _is_at_rest(record) and record.id not in self._unresponsive:
+                loads[record.leader] = loads.get(record.leader, 0) + 1  # as nearly all of thousands
+            elif self._is_led(record, now_ms):
                 assert record.leader is not None, "it is led"
                 loads[record.leader] = loads.get(record.leader, 0) + 1
-        for record in state.streams.values():
-            if not self._is_led(record, now_ms):
-                if (chosen := self._successor(state, record, loads, now_ms)) is not None:
-                    loads[chosen.leader] = loads.get(chosen.leader, 0) + 1
-                    appointments.append(chosen)
-            elif _is_move_done(record):
-                moves.append((record.id, record.version))
-            elif (transfer := self._transfer(state, record, now_ms)) and len(transfers) < _TRANSFERS_AT_ONCE:
-                self._transferred_ms[record.id] = now_ms
-                transfers.append(transfer)
+                if _is_move_done(record):
+                    moves.append((record.id, record.version))
+                elif (transfer := self._transfer(state, record, now_ms)) and len(transfers) < _TRANSFERS_AT_ONCE:
+                    self._transferred_ms[record.id] = now_ms
+                    transfers.append(transfer)
+            else:
+                unled.append(record)
+        for record in unled:
+            if (chosen := self._successor(state, record, loads, now_ms)) is not None:
+                loads[chosen.leader] = loads.get(chosen.leader, 0) + 1
+                appointments.append(chosen)
         commands: list[BackgroundCommand] = []
         if appointments:
             self._changed_ms = now_ms
             commands.append(AppointLeaders(appointments=tuple(appointments)))
         if moves:
             commands.append(FinishMoves(moves=tuple(moves), moved_us=wall_us))
-        return Decisions((*commands, *self._drains(state)), tuple(transfers))
+        decisions = Decisions((*commands, *self._drains(state)), tuple(transfers))
+        if decisions != Decisions():
+            self._note_news(now_ms)
+        self._is_settled = now_ms - self._news_ms >= _SETTLED_MS
+        return decisions
 
     def _is_led(self, record: StreamRecord, now_ms: float) -> bool:
         if record.leader is None or record.leader not in self._alive:
@@ -194,8 +220,6 @@ class Controller:
         """Back to the preferred leader, or away from a broker that is drained, moved from, or does not reach NATS."""
         assert record.leader is not None, "only a stream that is led is transferred"
         wanted = record.target or record.replicas
-        if record.leader == wanted[0] and self._stays(state, record, now_ms):
-            return None  # as nearly always: no lists are made for thousands of streams at every tick
         ready = [
             broker
             for broker in wanted
@@ -213,13 +237,6 @@ class Controller:
         if now_ms - self._transferred_ms.get(record.id, -_TRANSFER_AGAIN_MS) < _TRANSFER_AGAIN_MS:
             return None
         return LeadershipTransfer(record.id, record.leader, ready[0])
-
-    def _stays(self, state: Metadata, record: StreamRecord, now_ms: float) -> bool:
-        """Whether nothing is known against the preferred leader, which leads."""
-        assert record.leader is not None, "only a stream that is led stays so"
-        is_sound = record.leader in record.isr and record.leader not in record.unproven
-        is_draining = state.brokers[record.leader].is_draining
-        return is_sound and not is_draining and self._reaches(record.leader, True, now_ms)
 
     def _reaches(self, broker: BrokerId, reaches_nats: bool, now_ms: float) -> bool:
         """Whether it has reported this for longer than a NATS server takes to restart."""
@@ -245,6 +262,12 @@ class Controller:
             except NotEnoughBrokers:
                 continue  # it stays until there is another broker; `cluster remove` says so before it drains
         return moves
+
+
+def _is_at_rest(record: StreamRecord) -> bool:
+    """Whether its preferred leader leads, nothing is to be proven of it, and no replica is to be moved."""
+    preferred = record.leader == record.replicas[0] and not record.target
+    return preferred and record.leader in record.isr and not record.unproven
 
 
 def _is_move_done(record: StreamRecord) -> bool:

@@ -14,6 +14,7 @@ A cursor belongs to a stream that exists, by its present id.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import assert_never
 
 import msgspec
@@ -93,6 +94,7 @@ from natslog.cluster.stream_changes import (
     with_settings_version,
     without,
 )
+from natslog.cluster.stream_index import StreamIndex
 from natslog.errors import (
     CursorNotFound,
     InvalidRequest,
@@ -110,7 +112,7 @@ FIRST_EPOCH = Epoch(1)
 _OUTCOMES_KEPT = 1000  # at level 1
 
 
-class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
     """The state. `version` counts commands that changed something.
 
     Attributes:
@@ -142,8 +144,14 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             raise StreamNotFound(f"there is no stream {name!r}", stream=name)
         return self.streams[name]
 
-    def by_id(self) -> dict[StreamId, StreamRecord]:
-        return {record.id: record for record in self.streams.values()}
+    @cached_property
+    def index(self) -> StreamIndex:
+        """Of `streams`; not part of the state."""
+        return StreamIndex(self.streams.values())
+
+    def _records(self, stream_ids: Iterable[StreamId]) -> dict[StreamId, StreamRecord]:
+        """As they are before the command that names them changes one."""
+        return {each: record for each in stream_ids if (record := self.index.by_id.get(each)) is not None}
 
     def cursor(self, consumer: str, stream: str) -> CursorRecord:
         """Raises StreamNotFound, CursorNotFound."""
@@ -237,7 +245,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             case DisableReplicas() | HoldReplicas() | HoldCompanions() | LeaveReplicas():
                 return self._apply_of_broker(command)
             case CreateCompanion():
-                return self._create_companion(self.by_id().get(command.stream_id), command)
+                return self._create_companion(self.index.by_id.get(command.stream_id), command)
             case ChangeIsrs() | AppointLeaders() | MoveReplicas() | ResizeReplicas() | FinishMoves():
                 return self._apply_to_replicas(command)
             case SetCursor():
@@ -364,8 +372,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             return False
         require_own_subjects(command.name, command.settings, self.streams.values())
         require_stream(self._quota_of(command.owner), command.owner, command.settings, self.streams.values())
-        used = {record.id for record in self.streams.values()} | {one.id for one in self.tombstones.values()}
-        if command.id in used:
+        if command.id in self.index.by_id or any(one.id == command.id for one in self.tombstones.values()):
             raise InvalidRequest(f"the id {command.id} was used before")
         record = StreamRecord(
             name=command.name,
@@ -379,7 +386,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             owner=command.owner,
             first_offset=command.first_offset,
         )
-        self.streams[command.name] = created_by_import(record, command) if command.is_import else record
+        if command.is_import:
+            record = created_by_import(record, command)
+        self.index.add(record)
+        self.streams[command.name] = record
         return True
 
     def _quota_of(self, owner: str) -> Quota:
@@ -416,16 +426,17 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     def _delete(self, record: StreamRecord, deleted_us: int) -> None:
         """With its cursors: their positions are not valid in another stream of that name."""
         self._entomb(record, record.replicas, deleted_us)
-        del self.streams[record.name]
+        self.index.remove(self.streams.pop(record.name))
         for key in [key for key, cursor in self.cursors.items() if cursor.stream == record.name]:
             del self.cursors[key]
 
     def _replace(self, record: StreamRecord) -> bool:
+        before = self.streams[record.name]
         if self.feature_level >= SETTINGS_VERSION_LEVEL:
-            record = with_settings_version(self.streams[record.name], record)
-        changed = self.streams[record.name] != record
+            record = with_settings_version(before, record)
+        self.index.replace(before, record)
         self.streams[record.name] = record
-        return changed
+        return before != record
 
     def _entomb(self, record: StreamRecord, brokers: Iterable[BrokerId], deleted_us: int) -> None:
         for broker in brokers:
@@ -462,7 +473,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         """A broker's statements about its own replicas: valid for the incarnation that is registered."""
         if not self._is_registered(command.broker, command.incarnation):
             return False
-        records, changed = self.by_id(), False
+        records, changed = self._records(command.stream_ids), False
         for stream_id in command.stream_ids:
             record = records.get(stream_id)
             if record is None:
@@ -486,16 +497,18 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         if isinstance(command, ResizeReplicas):
             _require_unchanged(self.stream(command.name), command)
             return self._resize(self.stream(command.name), command.target, command.min_isr)
-        records = self.by_id()
         changed = False
         match command:
             case ChangeIsrs(broker=broker, changes=changes):
+                records = self._records(change.stream_id for change in changes)
                 for change in changes:
                     changed |= self._change_isr(records.get(change.stream_id), broker, change)
             case AppointLeaders(appointments=appointments):
+                records = self._records(appointment.stream_id for appointment in appointments)
                 for appointment in appointments:
                     changed |= self._appoint(records.get(appointment.stream_id), appointment)
             case FinishMoves(moves=moves, moved_us=moved_us):
+                records = self._records(stream_id for stream_id, _ in moves)
                 for stream_id, version in moves:
                     changed |= self._finish_move(records.get(stream_id), version, moved_us)
         return changed

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from natslog.cluster.metadata import Metadata
 from natslog.errors import NotEnoughBrokers
 from natslog.model import BrokerId, StreamRecord
-from natslog.subjects import is_internal
 
 
 class Loads:
@@ -19,11 +18,7 @@ class Loads:
     def __init__(self, state: Metadata) -> None:
         self._racks = {broker.id: broker.rack for broker in state.brokers.values()}
         self._tags = {broker.id: set(broker.tags) for broker in state.brokers.values()}
-        records = [
-            record for record in state.streams.values() if not is_internal(record.name)
-        ]  # those have little load
-        self._replicas = Counter(broker for record in records for broker in record.replicas)
-        self._leaders = Counter(record.replicas[0] for record in records)
+        self._replicas, self._leaders = Counter(state.index.replicas), Counter(state.index.leaders)
 
     def place(self, replicas: int, usable: Collection[BrokerId], tags: tuple[str, ...] = ()) -> tuple[BrokerId, ...]:
         """Brokers for a new stream, the preferred leader first.

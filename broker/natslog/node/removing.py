@@ -146,7 +146,7 @@ class Removing:
             log = stream.log
             if log is None:
                 continue
-            if stream.removes_messages or (stream.is_leading and stream.companion_bytes >= _SHORTEN_FROM_BYTES):
+            if stream.removes_messages or (stream.companion_bytes >= _SHORTEN_FROM_BYTES and stream.is_leading):
                 await self._begin(stream, self._maintain)
             elif stream.record.settings.age_limit_s is not None and self._is_age_due(stream, log):
                 await self._begin(stream, self._expire)

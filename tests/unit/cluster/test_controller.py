@@ -13,13 +13,14 @@ from natslog.cluster.commands import (
     CreateStream,
     FinishMoves,
     MoveReplicas,
+    PauseStream,
     RegisterBroker,
     StopBroker,
 )
-from natslog.cluster.controller import Controller, LeadershipTransfer
+from natslog.cluster.controller import Controller, Decisions, LeadershipTransfer
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
-from natslog.model import BrokerId, StreamId, StreamSettings, companion_id
+from natslog.model import BrokerId, Epoch, StreamId, StreamSettings, companion_id
 
 BEGAN_MS = -3000.0  # so that every broker has had the time to report
 ALL = (1, 2, 3)
@@ -275,3 +276,57 @@ def test_drain_without_another_broker_waits() -> None:
     state = cluster()
     state.brokers[1] = msgspec.structs.replace(state.brokers[1], is_draining=True)
     assert not Controller(BEGAN_MS).decide(state, ALL, STABLE_MS).commands
+
+
+class _Counted(dict[str, Any]):
+    """Streams that count how often all of them are looked at."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += 1
+        return super().values()
+
+
+def settled(**record: Any) -> tuple[Controller, Metadata, _Counted, float]:
+    """With the time at which nothing is looked at any more."""
+    controller, state = Controller(BEGAN_MS), cluster(**record)
+    streams = state.streams = _Counted(state.streams)
+    for now_ms in (0.0, STABLE_MS):
+        controller.decide(state, ALL, now_ms)
+    return controller, state, streams, 2 * STABLE_MS
+
+
+def test_streams_are_not_looked_at_while_nothing_is_new() -> None:
+    controller, state, streams, now_ms = settled()
+    streams.looks = 0
+    for _ in range(3):
+        assert controller.decide(state, ALL, now_ms) == Decisions()
+    assert not streams.looks
+    state.apply(PauseStream(name="orders", paused=True))
+    controller.decide(state, ALL, now_ms)
+    assert streams.looks
+
+
+def test_each_kind_of_news_is_acted_upon_after_a_long_rest() -> None:
+    controller, state, _, now_ms = settled()
+    assert chosen(controller, state, (2, 3), now_ms) == (2, (2, 3)), "a session ended"
+    controller, state, _, now_ms = settled()
+    for by in (2, 3):
+        controller.reported_unresponsive(StreamId("orders"), Epoch(1), BrokerId(by), now_ms)
+    assert chosen(controller, state, ALL, now_ms) == (2, (2, 3)), "the leader does not respond"
+    controller, state, _, now_ms = settled()
+    report_nats(controller, 1, now_ms=now_ms)
+    assert controller.decide(state, ALL, now_ms + 1600.0).transfers, "the leader is cut off"
+    controller, state, _, now_ms = settled(leader=None, unproven=ALL)
+    version = state.streams["orders"].version
+    for broker in ALL:
+        controller.reported_position(StreamId("orders"), version, BrokerId(broker), Epoch(1), broker, now_ms)
+    assert chosen(controller, state, ALL, now_ms + 1600.0), "where the logs end is known"
+
+
+def test_what_a_decision_leaves_undone_is_decided_again() -> None:
+    controller, state, streams, now_ms = settled(leader=2)
+    streams.looks = 0
+    assert controller.decide(state, ALL, now_ms).transfers == (LeadershipTransfer("orders", 2, 1),)
+    assert streams.looks

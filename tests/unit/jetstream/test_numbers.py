@@ -73,6 +73,7 @@ def served_of(log: ReplicaLog, readers: Any, *filters: str) -> tuple[LedConsumer
         api_prefix="$JS.API",
         records_of=lambda *_: [],
         is_led_here=lambda _: True,
+        pushing=set(),
         spawn=lambda work, _: asyncio.ensure_future(work),
     )
     config = ConsumerConfig(durable_name="C", ack_policy="explicit", filter_subjects=list(filters))

@@ -59,6 +59,7 @@ class Owner:
 
     def __init__(self, log: ReplicaLog, readers: ThreadPoolExecutor) -> None:
         self.stream: Any = SimpleNamespace(name="A", usable_log=lambda: log)
+        self.pushing: set[Any] = set()
         self.leaf: Any = Leaf()
         self.readers = readers
         self.may_deliver = True

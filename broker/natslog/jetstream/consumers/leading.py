@@ -60,7 +60,8 @@ class LedConsumers:
 
     Args:
         api_prefix: of the subjects of the API. records_of: records that remove offsets (see `Removing.records_of`).
-        is_led_here: whether no other broker can lead it by now.
+        is_led_here: whether no other broker can lead it by now. pushing: has those that deliver to a subject, of all
+            streams.
 
     Attributes:
         consumers: by name. changing: taken while one is created, changed or deleted. has_begun: all that there are are
@@ -76,10 +77,12 @@ class LedConsumers:
         api_prefix: str,
         records_of: Callable[[HostedStream, Any], list[Record]],
         is_led_here: Callable[[HostedStream], bool],
+        pushing: set[ServedConsumer],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:
         self.stream, self.leaf, self.readers, self.spawn = stream, leaf, readers, spawn
         self.consumers: dict[str, ServedConsumer] = {}
+        self.pushing = pushing
         self.changing = asyncio.Lock()
         self.has_begun = False
         self.advisories = Advisories(stream)
@@ -504,12 +507,6 @@ class LedConsumers:
 
     def stream_config(self) -> Any:
         return config_of(self.stream.record)
-
-    def interest_changed(self, subject: str) -> None:
-        """Subscribers of this subject, which may have wildcards, have come or gone."""
-        for served in self.consumers.values():
-            if served.record.config.is_push:
-                served.look_at_interest()
 
     def link_is_up(self) -> None:
         for served in self.consumers.values():

@@ -56,6 +56,7 @@ class Owner(Protocol):
     stream: HostedStream
     leaf: LeafLink
     readers: Any
+    pushing: set[ServedConsumer]
 
     @property
     def may_deliver(self) -> bool: ...
@@ -133,6 +134,8 @@ class ServedConsumer:
     def begin(self) -> None:
         """Delivers from now on."""
         self._has_begun = True
+        if self.record.config.is_push:
+            self._owner.pushing.add(self)
         self.look_at_interest()
         self.wake()
 
@@ -160,6 +163,7 @@ class ServedConsumer:
             return
         self.send(self.machine.end(line))
         self.is_closed = True
+        self._owner.pushing.discard(self)
         if self._pump is not None:
             self._pump.cancel()
 

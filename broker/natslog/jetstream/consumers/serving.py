@@ -13,6 +13,7 @@ from natslog.jetstream import errors
 from natslog.jetstream.consumers.importing import import_consumers
 from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.jetstream.consumers.positions import chosen, positions_of
+from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.node.replicas.consumer_records import ConsumerPosition
@@ -33,6 +34,7 @@ class ConsumerServing:
         self.api_prefix: str | None = None
         self._broker = broker
         self._led: dict[HostedStream, LedConsumers] = {}
+        self._pushing: set[ServedConsumer] = set()  # those that deliver to a subject
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         services = broker.hosting.services
@@ -108,6 +110,7 @@ class ConsumerServing:
                 api_prefix=self.api_prefix,
                 records_of=self._broker.removing.records_of,
                 is_led_here=self._broker.positions.is_led_here,
+                pushing=self._pushing,
                 spawn=self._spawn,
             )
             self._led[stream] = led
@@ -177,8 +180,9 @@ class ConsumerServing:
             await asyncio.wait(tasks)
 
     def _interest_changed(self, subject: str) -> None:
-        for led in [led for led in self._led.values() if led.consumers]:  # most streams have none
-            led.interest_changed(subject)
+        """Subscribers of this subject, which may have wildcards, have come or gone."""
+        for served in list(self._pushing):
+            served.look_at_interest()
 
     def _link_changed(self, up: bool) -> None:
         for led in self._led.values():

@@ -1,8 +1,8 @@
 """The replicas of this broker: created from the metadata, called with the time, closed, deleted.
 
-Theory of operation. After commands were applied, every record is passed to the local replica (`reconcile`), whose state
-machine decides the next steps (`cluster.replica`); `stream.HostedStream` executes them. Four times a second every
-replica that is not quiet is called with the time (`cluster.calm`).
+Theory of operation. After commands were applied, every record that has changed is passed to the local replica
+(`reconcile`), whose state machine decides the next steps (`cluster.replica`); `stream.HostedStream` executes them. Four
+times a second every replica that is not quiet is called with the time (`cluster.calm`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Hosting:
         self._leaving: set[HostedStream] = set()
         self._deleting: set[StreamId] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._seen_version = -1
+        self._seen: Metadata | None = None
+        self._due: set[str] = set()  # streams to be compared with the metadata, although it has not changed
         self._calm = Calm()
         self._is_closing = False
         self._preparing = asyncio.Semaphore(_PREPARED_AT_ONCE)
@@ -132,27 +133,36 @@ class Hosting:
     # ---- from metadata to replicas ----
 
     def reconcile(self) -> None:
-        """Compares the metadata with the local replicas. Costs nothing while nothing changed."""
+        """Passes what has changed in the metadata to the local replicas. Costs nothing while nothing has."""
         state = self._group.state
-        if self._is_closing or not self.services.is_registered or state.version == self._seen_version:
+        if self._is_closing or not self.services.is_registered:
             return
-        self._seen_version = state.version
-        mine = {record.id: record for record in state.streams.values() if self.me in record.replicas}
-        for stream_id, record in mine.items():
-            stream = self._by_id.get(stream_id)
-            if stream is not None:
-                if stream.record is not record:
-                    stream.changed(record)
-            elif stream_id not in self._deleting and not self._is_leaving(stream_id):
-                stream = self._by_id[stream_id] = self.streams[record.name] = HostedStream(
-                    record, self.me, self.services
-                )
-                stream.changed(record)
-        for stream_id in set(self._by_id) - set(mine):
-            stream = self._by_id.pop(stream_id)
-            if self.streams.get(stream.name) is stream:
-                del self.streams[stream.name]
-            self._spawn(self._stop_hosting(stream), f"closing stream {stream.name}")
+        names = state.index.take_changed() | self._due
+        if state is not self._seen:
+            names |= self.streams.keys()
+            self._seen = state
+        self._due = set()
+        for name in names:
+            record, stream = state.streams.get(name), self.streams.get(name)
+            is_here = record is not None and self.me in record.replicas
+            if stream is not None and not (is_here and record is not None and record.id == stream.id):
+                self._leave(stream)
+            if record is not None and is_here:
+                self._host(record)
+
+    def _host(self, record: StreamRecord) -> None:
+        stream = self._by_id.get(record.id)
+        if stream is None:
+            if record.id in self._deleting or self._is_leaving(record.id):
+                return  # it is due again when that has ended
+            stream = self._by_id[record.id] = self.streams[record.name] = HostedStream(record, self.me, self.services)
+        elif stream.record is record:
+            return
+        stream.changed(record)
+
+    def _leave(self, stream: HostedStream) -> None:
+        del self._by_id[stream.id], self.streams[stream.name]
+        self._spawn(self._stop_hosting(stream), f"closing stream {stream.name}")
 
     def _is_leaving(self, stream_id: StreamId) -> bool:
         return any(stream.id == stream_id for stream in self._leaving)
@@ -163,7 +173,7 @@ class Hosting:
         stream.changed(None)
         await stream.finished()
         self._leaving.discard(stream)
-        self._seen_version = -1  # it may have been moved back meanwhile
+        self._due.add(stream.name)  # it may have been moved back meanwhile
         self.reconcile()
 
     async def _tick(self) -> None:
@@ -174,9 +184,7 @@ class Hosting:
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
             is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
             for stream in list(self.streams.values()):
-                if is_calm and stream.is_quiet(self._calm.away):
-                    stream.pass_time(now_ms)
-                else:
+                if not (is_calm and stream.rests(now_ms, self._calm.away)):
                     stream.tick(contact_ms)
 
     async def reconciled(self, stream: HostedStream) -> None:
@@ -213,7 +221,8 @@ class Hosting:
 
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
-        return [where for stream in self.streams.values() for where in stream.unproven_positions()]
+        unproven = [stream for stream in self.streams.values() if self.me in stream.record.unproven]
+        return [where for stream in unproven for where in stream.unproven_positions()]
 
     # ---- for other brokers ----
 
@@ -325,7 +334,8 @@ class Hosting:
             await loop.run_in_executor(self._readers, self._data_dir.remove_stream, stream_id)
         finally:
             self._deleting.discard(stream_id)
-            self._seen_version = -1
+            if (record := self._group.state.index.by_id.get(stream_id)) is not None:
+                self._due.add(record.name)
             self.reconcile()
 
     def folder_bytes(self, stream_id: StreamId) -> int:

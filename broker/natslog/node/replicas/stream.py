@@ -362,16 +362,18 @@ class HostedStream:
         self._act()
         self._is_quiet = self._task is None and self._replica.is_quiet
 
-    def is_quiet(self, away: frozenset[BrokerId]) -> bool:
-        """Whether a tick may be replaced by `pass_time` while `Calm` goes on. `away`: followers without contact."""
+    def rests(self, now_ms: float, away: frozenset[BrokerId]) -> bool:
+        """Whether the time was all that it needed to be told, because it is quiet, and `Calm` goes on. False: it is to
+        be ticked. `away`: followers without contact.
+        """
         if not self._is_quiet or (away and self._replica.is_followed_by_any(away)):
             return False
         if self._companion is not None and self._companion.log.failure is not None:
             return False
-        return self._log is None or self._log.failure is None
-
-    def pass_time(self, now_ms: float) -> None:
+        if self._log is not None and self._log.failure is not None:
+            return False
         self._replica.pass_time(now_ms)
+        return True
 
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
