@@ -306,17 +306,19 @@ class StreamLog:
 
     def append_plain(self, frames: Frames, frame_bytes: int, now_us: int) -> tuple[int, int]:
         """As `append`, of frames that are plain, and have so many bytes (`kernels_plain.survey_plain`), in the latest
-        format.
+        format. Only where the append is quick (`is_quick_append`).
         """
         size_bytes = frame_bytes + ROW_BYTES * len(frames.rows) + HEADER_BYTES
-        return self._append(size_bytes, now_us, partial(encode_plain, frames, frame_bytes))
+        return self._append(size_bytes, now_us, partial(encode_plain, frames, frame_bytes), is_quick=True)
 
-    def _append(self, size_bytes: int, now_us: int, encode: Callable[..., EncodedBatch]) -> tuple[int, int]:
+    def _append(
+        self, size_bytes: int, now_us: int, encode: Callable[..., EncodedBatch], *, is_quick: bool = False
+    ) -> tuple[int, int]:
         if self.failure is not None:
             raise self.failure
         timestamp_us = max(now_us, self._last_timestamp_us)
         try:
-            active = self.active_for_append(size_bytes, now_us)
+            active = self.active_for_append(size_bytes, now_us, is_quick=is_quick)
             base_offset = active.end_offset
             encoded = encode(base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch)
             self._write(active, encoded)
@@ -362,13 +364,13 @@ class StreamLog:
         copies = self.settings.replicas > 1 or self.options.appends_copies
         return _COPIED_AT_ONCE_BYTES if copies and not self.options.ended_in_order else 0
 
-    def active_for_append(self, incoming_bytes: int, now_us: int) -> ActiveSegment:
+    def active_for_append(self, incoming_bytes: int, now_us: int, *, is_quick: bool = False) -> ActiveSegment:
         self._unwritten_bytes = incoming_bytes
         try:
             self._room.require(incoming_bytes)
             self.appended_bytes += incoming_bytes
             last = self.chain.last
-            if isinstance(last, ActiveSegment) and not last.failed and not self._is_full(last, now_us):
+            if isinstance(last, ActiveSegment) and not last.failed and (is_quick or not self._is_full(last, now_us)):
                 return last
             return self._roll()
         except (StorageFull, StorageUnavailable):
@@ -377,11 +379,12 @@ class StreamLog:
 
     def _is_full(self, segment: ActiveSegment, now_us: int) -> bool:
         """Also where all of it was purged, or where it has too many small batches."""
-        if not len(segment.index):
+        index, end_offset = segment.index, segment.end_offset
+        if end_offset == segment.base_offset:
             return False
-        if segment.end_offset <= self.chain.purged_below or has_many_small_batches(segment.index, 0):
+        if end_offset <= self.chain.purged_below or has_many_small_batches(index, 0):
             return True
-        offsets, age_us = segment.end_offset - segment.base_offset, now_us - segment.index.max_timestamps_us[0]
+        offsets, age_us = end_offset - segment.base_offset, now_us - index.max_timestamps_us[0]
         return self._full.share(segment.size_bytes, offsets, age_us) >= 1
 
     @property

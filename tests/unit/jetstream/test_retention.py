@@ -28,7 +28,7 @@ def retention(policy: str, *, first: int = 0, end: int = 10) -> tuple[Retention,
     visibility = SimpleNamespace(removed=SimpleNamespace(all=BitMap64()))
     log = SimpleNamespace(first_readable_offset=first, high_watermark=end, visibility=visibility)
     led: Any = SimpleNamespace(
-        stream=SimpleNamespace(usable_log=lambda: log, name="A"),
+        stream=SimpleNamespace(usable_log=lambda: log, name="A", record=object()),
         stream_config=lambda: SimpleNamespace(retention=policy),
         store_soon=lambda: None,
         consumers={},

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from natslog.jetstream.consumers.leading import LedConsumers
     from natslog.jetstream.consumers.served import ServedConsumer
     from natslog.log.stream_log import StreamLog
+    from natslog.model import StreamRecord
 
 logger = logging.getLogger("natslog.jetstream")
 
@@ -38,6 +39,8 @@ class Retention:
 
     def __init__(self, led: LedConsumers) -> None:
         self._led = led
+        self._policy_of: StreamRecord | None = None  # the record of `_policy`: it is asked for with each commit
+        self._policy = ""
         self._acked: list[Longs] = []  # sequences that may not be needed any more: kept until that is recorded
         self._looked_at: list[Longs] = []  # those of them that the last call of `removable` has looked at
         self._checked = 0  # offset: of messages below it, those that no consumer reads are removed
@@ -45,8 +48,9 @@ class Retention:
 
     @property
     def policy(self) -> str:
-        retention: str = self._led.stream_config().retention
-        return retention
+        if self._policy_of is not (record := self._led.stream.record):
+            self._policy_of, self._policy = record, self._led.stream_config().retention
+        return self._policy
 
     @property
     def is_complete(self) -> bool:

@@ -288,14 +288,17 @@ class StreamIngest:
         size_bytes = self.ack_rules.plain_bytes(frames, most_bytes)
         if not 0 < size_bytes <= _QUICK_BYTES or not self._memory.fits(size_bytes) or self.why_not() is not None:
             return False
+        now_us = self.stream_time.now_us()
         with self._lock:
-            if self._has_turn or not self._is_quick(len(frames.rows)):
+            if self._has_turn or not self._is_quick(len(frames.rows), now_us):
                 return False
             self._has_turn = True
         self._begun += 1
         self.stats.received += len(frames.rows)
         self.stats.received_bytes += size_bytes
-        self._turn(self._finish, self._pace.took, partial(self._commit_plain, frames, size_bytes, time.monotonic()))
+        self._turn(
+            self._finish, self._pace.took, partial(self._commit_plain, frames, size_bytes, now_us, time.monotonic())
+        )
         return True
 
     def _receive(self, frames: Frames) -> None:
@@ -570,7 +573,9 @@ class StreamIngest:
         """For the messages that were just received: in the event loop, without another turn of it, or in a thread."""
         self._is_turn_due = False
         with self._lock:
-            is_quick = self._is_gathered_quick() and self._is_quick(self._gathered[0].builder.rows)
+            is_quick = self._is_gathered_quick() and self._is_quick(
+                self._gathered[0].builder.rows, self.stream_time.now_us()
+            )
         if is_quick:
             self._turn(self._finish, self._pace.took)
         else:
@@ -587,7 +592,7 @@ class StreamIngest:
             and not self._gathered[0].builder.has_conditions  # to check them may take a read of the log
         )
 
-    def _is_quick(self, rows: int) -> bool:
+    def _is_quick(self, rows: int, now_us: int) -> bool:
         """Whether a small commit of so many rows is all there is to do, without a new file, and the disk was fast
         recently. Under the lock.
         """
@@ -596,7 +601,7 @@ class StreamIngest:
             and self.room.fits(rows, 2 * _QUICK_BYTES + ROW_BYTES * rows)
             and not (self._closing or self._roll_due or self._errands or self._new_window_s is not None)
             and self._pace.is_quick
-            and self.log.is_quick_append(self.stream_time.now_us())
+            and self.log.is_quick_append(now_us)
         )
 
     def _finish_soon(self, outcome: _Outcome) -> None:
@@ -706,11 +711,11 @@ class StreamIngest:
             outcome.span.find_contexts()
         self._memory.take_back(gathering.builder)
 
-    def _commit_plain(self, frames: Frames, size_bytes: int, begun_s: float) -> None:
+    def _commit_plain(self, frames: Frames, size_bytes: int, now_us: int, begun_s: float) -> None:
         """In the event loop: see `_begin_plain`."""
         rows, started = len(frames.rows), time.perf_counter()
         try:
-            base_offset, _ = self.log.append_plain(frames, size_bytes, self.stream_time.now_us())
+            base_offset, _ = self.log.append_plain(frames, size_bytes, now_us)
         except NatslogError as error:
             self._finish(_Outcome(rows, 0, 0, 0.0, self._refusals_of(frames, error), error))
             return
