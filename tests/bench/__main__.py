@@ -50,9 +50,9 @@ def main() -> None:
         help="comma-separated: publish, few, latency, flood, scan, singly, skew, typed, sink, append, streams, start, "
         "replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run "
         "only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
-        "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-singly, "
-        "jetstream-push, jetstream-queue, jetstream-kv, jetstream-idle, jetstream-publish; or console, which takes the "
-        "screenshots of docs/console, too",
+        "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
+        "jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, jetstream-publish; or console, which "
+        "takes the screenshots of docs/console, too",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
@@ -98,9 +98,12 @@ def main() -> None:
         "kafka-sink": lambda: sinks.writes(given.pairs, given.rows),
         "kafka-publish": lambda: kafka_publishing.publishes(given.pairs),
     }
+    few = min(given.messages, 160_000)
     beside_jetstream: dict[str, Callable[[], list[Comparison]]] = {
         "jetstream-pull": lambda: consuming.pulled(given.pairs, given.messages),
-        "jetstream-singly": lambda: consuming.pulled_singly(given.pairs, min(given.messages, 40_000)),
+        "jetstream-pull-singly": lambda: consuming.pulled(given.pairs, few, is_singly=True),
+        "jetstream-push-singly": lambda: consuming.pushed(given.pairs, few, is_singly=True),
+        "jetstream-queue-singly": lambda: consuming.queued(given.pairs, few, is_singly=True),
         "jetstream-push": lambda: consuming.pushed(given.pairs, given.messages),
         "jetstream-queue": lambda: consuming.queued(given.pairs, given.messages),
         "jetstream-kv": lambda: buckets.buckets(given.pairs, given.messages),

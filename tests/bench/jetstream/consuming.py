@@ -14,45 +14,43 @@ from tests.bench.sides import STREAM
 from tests.harness import eventually
 
 _MEMBERS = 4
+_HOW = {False: "", True: ", published singly"}
 
 
-def pulled(pairs: int, messages: int) -> list[Comparison]:
-    """The last ack is confirmed before the clock stops."""
-    title = "pull consumer, 128 B, batches of 500, acked"
-    return _compared(title, 1.0, pairs, lambda side: _pull(side, messages), lambda: relayed(messages, batch=500))
+def pulled(pairs: int, messages: int, *, is_singly: bool = False) -> list[Comparison]:
+    """The last ack is confirmed before the clock stops. `is_singly`: after publishers that wait for each ack, so that a
+    commit has few messages; so for the others.
+    """
+    title = "pull consumer, 128 B, batches of 500, acked" + _HOW[is_singly]
+    run = partial(_pull, messages=messages, is_singly=is_singly)
+    return _compared(title, 1.0, pairs, run, lambda: relayed(messages, batch=500))
 
 
-def pulled_singly(pairs: int, messages: int) -> list[Comparison]:
-    """The same after publishers that wait for each ack: a commit has few messages."""
-    title = "pull consumer, 128 B, batches of 500, acked, published singly"
-    relay = partial(relayed, messages, batch=500)
-    return _compared(title, 1.0, pairs, lambda side: _pull(side, messages, is_singly=True), relay)
+def pushed(pairs: int, messages: int, *, is_singly: bool = False) -> list[Comparison]:
+    title = "push consumer with flow control, 128 B" + _HOW[is_singly]
+    run = partial(_push, messages=messages, is_singly=is_singly)
+    return _compared(title, 1.0, pairs, run, lambda: relayed(messages))
 
 
-def pushed(pairs: int, messages: int) -> list[Comparison]:
-    title = "push consumer with flow control, 128 B"
-    return _compared(title, 1.0, pairs, lambda side: _push(side, messages), lambda: relayed(messages))
-
-
-def queued(pairs: int, messages: int) -> list[Comparison]:
+def queued(pairs: int, messages: int, *, is_singly: bool = False) -> list[Comparison]:
     """An ack deletes the message."""
-    title = f"work queue, {_MEMBERS} members, 128 B, batches of 100"
-    relay = partial(relayed, messages, batch=100, members=_MEMBERS)
-    return _compared(title, 0.8, pairs, lambda side: _share(side, messages), relay)
+    title = f"work queue, {_MEMBERS} members, 128 B, batches of 100" + _HOW[is_singly]
+    run = partial(_share, messages=messages, is_singly=is_singly)
+    return _compared(title, 0.8, pairs, run, lambda: relayed(messages, batch=100, members=_MEMBERS))
 
 
-def _pull(side: Side, messages: int, *, is_singly: bool = False) -> Figures:
+def _pull(side: Side, messages: int, *, is_singly: bool) -> Figures:
     fill(side, messages, is_singly=is_singly)
     return load(side, "pull", messages=messages, batch=500)
 
 
-def _push(side: Side, messages: int) -> Figures:
-    fill(side, messages)
+def _push(side: Side, messages: int, *, is_singly: bool) -> Figures:
+    fill(side, messages, is_singly=is_singly)
     return load(side, "push", messages=messages)
 
 
-def _share(side: Side, messages: int) -> Figures:
-    fill(side, messages, retention="workqueue")
+def _share(side: Side, messages: int, *, is_singly: bool) -> Figures:
+    fill(side, messages, is_singly=is_singly, retention="workqueue")
     found = load(side, "queue", messages=messages, batch=100, members=_MEMBERS)
     api = Api(side.server.port)
     eventually(lambda: _is_empty(api), 30, "acked messages of a work queue are deleted")

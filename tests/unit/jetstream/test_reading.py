@@ -1,14 +1,19 @@
-"""How many messages are left for a consumer with filters: counted in parts if the time for it is limited."""
+"""What a consumer has read and not delivered yet; how many messages are left for one with filters, counted in parts if
+the time for it is limited.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from natslog.jetstream.consumers.reading import ConsumerReader
+from natslog.jetstream.consumers.machine import Wanted
+from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.log import ReplicaLog, subject_index
 from natslog.log.removed import offset_range
 from tests.conftest import open_log, rows
@@ -89,3 +94,68 @@ def test_count_with_a_deadline_does_not_wait_for_the_index_that_is_being_made(lo
     log.subjects.counts()
     with log.subjects._lock:
         assert reader().count_until(log, 1, time.monotonic() + 60) == 15
+
+
+def wanted(start: int) -> Wanted:
+    return Wanted(np.empty(0, np.int64), start, 4)
+
+
+def window_of(log: ReplicaLog, reading: ConsumerReader, start: int) -> Window:
+    return reading.read(log, wanted(start), None)
+
+
+def test_what_was_read_is_kept_while_messages_are_removed_that_were_delivered(log: ReplicaLog) -> None:
+    reading = ConsumerReader((), "a consumer")
+    first = window_of(log, reading, 1)
+    assert len(first) == 25
+    for next_seq, acked in ((5, (0, 2)), (9, (2, 4)), (13, (4, 11))):
+        reading.delivered(log, next_seq, 4)
+        log.visibility.removed.record(offset_range(*acked))
+        assert window_of(log, reading, next_seq) is first is reading.ready(log, wanted(next_seq), None)
+
+
+def test_what_was_read_is_dropped_if_messages_of_it_are_removed_that_were_not_delivered(log: ReplicaLog) -> None:
+    reading = ConsumerReader((), "a consumer")
+    first = window_of(log, reading, 1)
+    reading.delivered(log, 5, 4)
+    log.visibility.removed.record(offset_range(4, 5))
+    assert reading.ready(log, wanted(5), None) is not first
+    assert window_of(log, reading, 5).seqs.tolist() == list(range(6, 26))
+
+
+def test_removals_between_a_read_and_its_delivery_are_found_by_the_next_one(log: ReplicaLog) -> None:
+    reading = ConsumerReader((), "a consumer")
+    window_of(log, reading, 1)
+    log.visibility.removed.record(offset_range(20, 21))
+    reading.delivered(log, 5, 4)
+    assert 21 not in window_of(log, reading, 5).seqs.tolist()
+
+
+def test_what_is_removed_while_it_is_read_is_not_in_what_was_read(
+    log: ReplicaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, visible_rows = ConsumerReader((), "a consumer"), log.visible_rows
+
+    def removing(start: int, end: int) -> Iterator[Any]:
+        for number, batch in enumerate(visible_rows(start, end)):
+            yield batch
+            if number == 1:
+                log.visibility.removed.record(offset_range(1, 3))
+
+    monkeypatch.setattr(log, "visible_rows", removing)
+    found = window_of(log, reading, 1)
+    assert found.seqs.tolist() == [1, *range(4, 26)]
+    monkeypatch.undo()
+    reading.delivered(log, 5, 2)
+    assert window_of(log, reading, 5) is found
+
+
+def test_what_was_read_is_not_delivered_from_another_place_or_log(log: ReplicaLog, tmp_path: Path) -> None:
+    reading = ConsumerReader((), "a consumer")
+    first = window_of(log, reading, 1)
+    reading.delivered(log, 5, 4)
+    assert window_of(log, reading, 3) is not first, "it was not looked at from there on"
+    other = open_log(tmp_path / "other")
+    append(other)
+    assert len(window_of(other, reading, 1)) == 5
+    other.close()

@@ -1,9 +1,10 @@
 """What consumers read of a stream: messages to be delivered, where to begin, and how many are left.
 
 Theory of operation. Reads run in a reader's thread. What was read and not delivered yet stays as a window, so that one
-pull request after another is served from the same columns; it is dropped when messages are removed, and when it is not
-used for a while. The number of messages that are left is counted once and then kept up to date: what was delivered is
-subtracted, and what was stored since is counted; it is counted again only if messages among them were removed.
+pull request after another is served from the same columns. It is dropped when messages of it are removed that were not
+delivered yet, and when it is not used for a while. The number of messages that are left is counted once and then kept
+up to date: what was delivered is subtracted, and what was stored since is counted; it is counted again only if messages
+among them were removed.
 """
 
 from __future__ import annotations
@@ -55,10 +56,16 @@ class Start:
 
 
 class Window:
-    """Messages that were read. `upto`: all sequences below, from `start` on, are in it, or not for the consumer."""
+    """Messages that were read. `upto`: all sequences below, from `start` on, are in it, or not for the consumer.
 
-    def __init__(self, start: int, upto: int, rows: pa.RecordBatch | None, version: object) -> None:
-        self.start, self.upto, self.version = start, upto, version
+    Attributes:
+        unread: from this sequence on, nothing was delivered. hidden: so many offsets from there to `upto` are hidden,
+            and their messages not in it; negative: that is not known.
+    """
+
+    def __init__(self, start: int, upto: int, rows: pa.RecordBatch | None, log: StreamLog | None) -> None:
+        self.start, self.upto, self.log_id = start, upto, id(log)
+        self.unread, self.hidden = start, -1
         self.rows = rows if rows is not None and len(rows) else None
         self.size_bytes = 0 if self.rows is None else self.rows.nbytes
         self._sizes: dict[bool, Longs] = {}
@@ -76,7 +83,25 @@ class Window:
     def only(self, marks: Marks) -> Window:
         """The messages that are marked."""
         rows = None if self.rows is None else self.rows.filter(pa.array(marks))
-        return Window(self.start, self.upto, rows, self.version)
+        found = Window(self.start, self.upto, rows, None)
+        found.log_id, found.unread, found.hidden = self.log_id, self.unread, self.hidden
+        return found
+
+    def is_current(self, log: StreamLog) -> bool:
+        """Whether all messages from `unread` on are in the log, and not hidden."""
+        is_whole = self.log_id == id(log) and self.unread > log.first_readable_offset
+        return is_whole and self.hidden == self._hidden_now(log)
+
+    def note_hidden(self, log: StreamLog) -> None:
+        self.hidden = self._hidden_now(log)
+
+    def passed(self, log: StreamLog, seq: int) -> None:
+        """What is before this sequence was delivered."""
+        was_current, self.unread = self.is_current(log), seq
+        self.hidden = self._hidden_now(log) if was_current else -1
+
+    def _hidden_now(self, log: StreamLog) -> int:
+        return log.visibility.removed.count(self.unread - 1, self.upto - 1)
 
     def batch(self, first: int, count: int, *, headers_only: bool) -> Batch:
         """Args: headers_only: values are not delivered."""
@@ -132,10 +157,9 @@ class ConsumerReader:
         """
         if len(wanted.seqs):
             return self._chosen(log, wanted.seqs, most_bytes)
-        kept = self.window
-        if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
+        if (kept := self._kept(log, wanted.start)) is not None:
             return kept
-        goes_on = kept is not None and kept.upto == wanted.start
+        goes_on = self.window is not None and self.window.upto == wanted.start
         self._ahead = min(2 * self._ahead, _WINDOW_ROWS) if goes_on else _FIRST_ROWS
         self.window = self._following(log, wanted, most_bytes)
         return self.window
@@ -144,8 +168,7 @@ class ConsumerReader:
         """As `read`, if what is wanted is in memory; does not block."""
         if len(wanted.seqs) or log.visibility.has_rules:
             return None
-        kept = self.window
-        if kept is not None and kept.version == _version(log) and self._covers(kept, wanted.start):
+        if (kept := self._kept(log, wanted.start)) is not None:
             return kept
         return self._at_end(log, wanted.start, most_bytes)
 
@@ -153,11 +176,12 @@ class ConsumerReader:
         """What was committed since the sequence before `start`, if that is kept in memory."""
         offset, end = start - 1, log.high_watermark
         if offset >= end:
-            return Window(start, start, None, _version(log))
+            return Window(start, start, None, log)
         rows, self._chosen_of = self._recent(log, offset, end), (None, None)
         if rows is None:
             return None
-        self.window = Window(start, end + 1, self._deliverable(rows, most_bytes), _version(log))
+        self.window = Window(start, end + 1, self._deliverable(rows, most_bytes), log)
+        self.window.hidden = 0
         return self.window
 
     def _recent(self, log: StreamLog, start: int, end: int) -> pa.RecordBatch | None:
@@ -169,9 +193,12 @@ class ConsumerReader:
             self._chosen_of = rows, self._of_filters(rows.select(_COLUMNS))
         return self._chosen_of[1]
 
-    @staticmethod
-    def _covers(kept: Window, start: int) -> bool:
-        return len(kept) > 0 and kept.start <= start < kept.upto and start <= int(kept.seqs[-1])
+    def _kept(self, log: StreamLog, start: int) -> Window | None:
+        """What was read before, where it has the message at `start` or behind it, and none that was removed."""
+        kept = self.window
+        if kept is None or not len(kept) or kept.unread != start or start > int(kept.seqs[-1]):
+            return None
+        return kept if kept.is_current(log) else None
 
     def _following(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window:
         for _ in range(_READ_TRIES):
@@ -182,7 +209,7 @@ class ConsumerReader:
         return self._read_from(log, wanted, most_bytes)
 
     def _read_from(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window:
-        version, end = _version(log), log.high_watermark
+        known_removed, end = len(log.visibility.removed.all), log.high_watermark
         start = max(wanted.start - 1, log.first_readable_offset)
         if self.filters and end - start > _SPARSE_FROM:
             start = self._next_match(log, start, end)
@@ -200,7 +227,18 @@ class ConsumerReader:
                 break
         else:
             upto = max(end, start)
-        return Window(wanted.start, upto + 1, _joined(parts), version)
+        found = Window(wanted.start, upto + 1, _joined(parts), log)
+        found.note_hidden(log)
+        return found if len(log.visibility.removed.all) == known_removed else self._still_there(log, found)
+
+    @staticmethod
+    def _still_there(log: StreamLog, found: Window) -> Window:
+        """Without what was removed while it was read."""
+        removed = log.visibility.removed.marks(found.seqs - 1)
+        found = found.only(~removed) if removed.any() else found
+        if not found.is_current(log):  # more was removed meanwhile
+            found.hidden = -1
+        return found
 
     def _next_match(self, log: StreamLog, start: int, end: int) -> int:
         if any(map(has_wildcard, self.filters)):
@@ -307,6 +345,8 @@ class ConsumerReader:
 
     def delivered(self, log: StreamLog, next_seq: int, count: int) -> None:
         """So many of them were delivered, and the next one is this."""
+        if self.window is not None:
+            self.window.passed(log, next_seq)
         left, start = self.left, next_seq - 1
         if left.hidden >= 0 and left.start <= start <= left.end:
             hidden = log.visibility.removed.count(start, left.end)
@@ -333,11 +373,6 @@ class ConsumerReader:
             if time.monotonic() > deadline_s:
                 return found, int(batch.column("offset")[-1].as_py()) + 1
         return found, end
-
-
-def _version(log: StreamLog) -> object:
-    """Changes when messages are removed."""
-    return id(log), log.first_readable_offset, len(log.visibility.removed.all)
 
 
 def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch | None:
