@@ -37,7 +37,6 @@ _HEADER = re.compile(
 )
 _FIRST_WINDOW = 64
 _MOST_MARKED = 1 << 28
-_MOST_NARROW = 1 << 16
 
 
 class SubjectPart:
@@ -143,19 +142,20 @@ class SubjectPart:
         texts, offsets = list[Any](), list[Offsets]()
         for batch in batches:
             texts.append(batch.column("subject").cast(pa.string()).dictionary_encode())
-            offsets.append(batch.column("offset").to_numpy().astype(np.int64) - start)
+            offsets.append(batch.column("offset").to_numpy())
         return cls._of_texts(start, end, texts, offsets)
 
     @classmethod
     def joined(cls, parts: Sequence[SubjectPart]) -> SubjectPart:
         """Of parts that follow each other."""
-        start = parts[0].start
         texts = [pa.DictionaryArray.from_arrays(one._codes(), one.subjects) for one in parts]
-        rows = [one.rows.astype(np.int64) + (one.start - start) for one in parts]
-        return cls._of_texts(start, parts[-1].end, texts, rows)
+        return cls._of_texts(
+            parts[0].start, parts[-1].end, texts, [one.rows.astype(np.int64) + one.start for one in parts]
+        )
 
     @classmethod
-    def _of_texts(cls, start: int, end: int, texts: list[Any], rows: list[Offsets]) -> SubjectPart:
+    def _of_texts(cls, start: int, end: int, texts: list[Any], offsets: list[Offsets]) -> SubjectPart:
+        """Args: texts: encoded as dictionaries, of the same rows as `offsets`."""
         if not texts:
             return cls(start, end, pa.nulls(0, pa.string()), np.zeros(0, np.int32), np.zeros(0, np.uint32))
         chunks = pa.chunked_array(texts).unify_dictionaries().chunks
@@ -163,12 +163,15 @@ class SubjectPart:
         order = pc.sort_indices(subjects)
         ranks = np.empty(len(order), np.int32)
         ranks[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
-        codes = ranks[np.concatenate([chunk.indices.to_numpy() for chunk in chunks])]
-        narrow = codes.astype(np.uint16) if len(order) <= _MOST_NARROW else codes  # several times as fast
-        by_subject = np.argsort(narrow, kind="stable")
-        ends = np.cumsum(np.bincount(codes, minlength=len(order))).astype(np.int32)
+        codes = [chunk.indices.to_numpy() for chunk in chunks]
+        counts = np.zeros(len(order), np.int64)
+        for some in codes:
+            native.count_subjects(some, ranks, counts)
+        rows, ends = np.empty(sum(map(len, codes)), np.int64), np.cumsum(counts) - counts
+        for some, at in zip(codes, offsets, strict=True):
+            native.place_rows(some, ranks, at, start, ends, rows)
         kind = np.uint32 if end - start < 1 << 32 else np.int64
-        return cls(start, end, subjects.take(order), ends, np.concatenate(rows)[by_subject].astype(kind))
+        return cls(start, end, subjects.take(order), ends.astype(np.int32), rows.astype(kind))
 
     # ---- files ----
 

@@ -155,6 +155,7 @@ _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
 _direct, _stored = "natslog.wire.kernels_direct", "natslog.wire.kernels_stored"
 _plain = "natslog.wire.kernels_plain"
+_subjects = "natslog.wire.kernels_subjects"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, FRAMES.out, Array("int64", 2).out, results=4)
 survey = Kernel(_kernels, "survey", BYTES, FRAMES, results=7)
@@ -250,6 +251,8 @@ survey_plain = Kernel(_plain, "survey_plain", BYTES, FRAMES, *[INTEGER] * 3, BYT
 encode_plain = Kernel(
     _plain, "encode_plain", BYTES, FRAMES, BYTES, LONGS, *[INTEGER] * 3, LONGS.out, LONGS.out, BYTES.out, results=1
 )
+count_subjects = Kernel(_subjects, "count_subjects", OFFSETS, OFFSETS, LONGS.out)
+place_rows = Kernel(_subjects, "place_rows", OFFSETS, OFFSETS, LONGS, INTEGER, LONGS.out, LONGS.out)
 plain_acks = Kernel(_plain, "plain_acks", BYTES, FRAMES, INTEGER, BYTES, BYTES, BYTES.out, results=1)
 
 _WORDS_OF_A_LINE = (6, 2)

@@ -140,6 +140,11 @@ def _requested(shown: list[Any]) -> None:
     assert others is not None
     shown += [bytes(requests.subjects[1]).decode(), requests.sequences.tolist(), len(others.rows)]
     found = np.empty(len(requests), np.int64)
+    counts, ends, placed = np.zeros(2, np.int64), np.array([0, 1]), np.empty(3, np.int64)
+    codes, ranks = np.array([1, 0, 0], np.int32), np.array([1, 0], np.int32)
+    native.count_subjects(codes, ranks, counts)
+    native.place_rows(codes, ranks, np.array([5, 7, 9]), 5, ends, placed)
+    shown += [counts.tolist(), ends.tolist(), placed.tolist()]
     native.find_sorted(*requests.subjects, *texts_of(pa.array(["", "a", "a.b", "bc"])), found)
     shown.append(found.tolist())
     columns = [[7, 2**40], [0, 1_700_000_000_120_000], ["a", "é"], [None] * 2, [[("k", "v")], None], [b"x", b""]]
