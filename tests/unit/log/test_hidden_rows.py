@@ -26,7 +26,7 @@ from natslog.arrow.schema import HEADERS_TYPE, MESSAGE_SCHEMA
 from natslog.log import LogOptions, ReadPlan, ReplicaLog, hidden_rows, merging
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.removed import AllBut, Hidden, offset_set
-from natslog.log.segment import read_at
+from natslog.log.segment import read_at, read_batch
 from tests.conftest import open_log
 
 _END = 200  # no log of these tests is longer
@@ -285,6 +285,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("append"), COMMITS),
         st.tuples(st.just("append"), COMMITS),
         st.tuples(st.just("append"), OLD_COMMITS),
+        st.tuples(st.just("publish singly"), st.integers(2, 60), st.booleans()),
+        st.tuples(st.just("publish singly"), st.integers(2, 60), st.booleans()),
         st.tuples(st.just("hide"), OFFSETS),
         st.tuples(st.just("keep"), OFFSETS),
         st.tuples(st.just("seal"), COMPRESSIONS),
@@ -304,6 +306,9 @@ def run(operations: list[tuple[Any, ...]], bounds: Bounds) -> None:
             match name:
                 case "append":
                     tested.append(arguments[0])
+                case "publish singly":
+                    for _ in range(arguments[0]):
+                        tested.append(Commit(1, has_ids=arguments[1]))
                 case "hide":
                     tested.hide(arguments[0])
                 case "keep":
@@ -358,3 +363,23 @@ ALL_HIDDEN = [("append", replace(Commit(6), epochs=at % 2)) for at in range(4)] 
 def test_a_log_of_which_all_is_hidden(seals: list[tuple[Any, ...]]) -> None:
     bounds = Bounds(1 << 16, 1 << 23, 1 << 23, 1 << 26, 1 << 18)
     run([*ALL_HIDDEN, *seals, ("append", Commit(3)), ("read", 5, 14, 1, "removed")], bounds)
+
+
+def test_hidden_rows_of_many_small_batches_are_left_out_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested, read = Log(tmp_path, "none"), list[Path]()
+    for number in range(190):
+        tested.append(Commit(1, epochs=number == 150, has_ids=number % 7 == 0))
+    tested.hide(set(range(0, 190, 3)) | set(range(60, 100)))
+
+    def counted(fd: int, entry: Any, path: Path) -> bytes:
+        read.append(path)
+        return read_batch(fd, entry, path)
+
+    monkeypatch.setattr(hidden_rows, "read_batch", counted)
+    with tested.plan(0, None, 1 << 20, None) as plan:
+        assert plan.batches <= 4
+    assert len(read) < 20, "each batch is not read by itself"
+    assert tested.check(0, None, 1 << 20, None) == 190
+    tested.log.close()

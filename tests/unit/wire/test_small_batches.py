@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from natslog.errors import CorruptLog
 from natslog.log.batch_encoder import encode_rows
 from natslog.wire import small_batches
 from natslog.wire.small_batches import SMALL_BYTES, StoredRows, rows_of
+from tests.conftest import open_log
+from tests.conftest import rows as buffers_of
 
 TEXTS = st.text(max_size=12)
 PAIRS = st.lists(st.fixed_dictionaries({"key": TEXTS, "value": st.none() | TEXTS}), max_size=3)
@@ -141,6 +144,16 @@ def test_small_batches_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(isinstance(header, StoredRows) for header in found[1:])
     assert [header.base_offset for header in found[1:]] == [header.end_offset for header in found[:-1]]
     assert found[-1].max_timestamp_us == 1_700_000_000_000_000 + 4999
+
+
+def test_small_batches_of_buffers_that_arrow_made_longer_are_read_as_one(tmp_path: Path) -> None:
+    """As requests of clients leave them: there is one more offset than a batch without headers needs."""
+    log = open_log(tmp_path)
+    for _ in range(100):
+        log.append(buffers_of([b"v"]), 1_700_000_000_000_000)
+    with log.reader.plan_read(0, max_bytes=1 << 20) as plan:
+        assert len(list(plan.rows())) <= 2
+    log.close()
 
 
 def test_offsets_that_are_missing_between_batches_end_a_run() -> None:
