@@ -128,7 +128,8 @@ class Hiding:
             hidden = np.searchsorted(gone, ends) - np.searchsorted(gone, starts)
         found: npt.NDArray[np.bool_] = (rows > 0) & (hidden > 0)
         if self._is_of_view:
-            return found & (rows != ends - starts - hidden)
+            found &= rows != ends - starts - hidden
+            return found
         for at in np.flatnonzero(found).tolist() if _clean else ():
             entry = index[piece.first + at]
             found[at] = _clean.get((piece.path, entry.position)) != (self._file, entry, int(hidden[at]))
