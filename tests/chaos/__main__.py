@@ -59,7 +59,7 @@ _SETTINGS = {
     "scrub_max_bytes_per_s": "64MiB",
 }
 _OVERTIME_S = 400
-_BATCH_EVERY_S = 0.15
+_BATCH_EVERY_S = 0.05
 _READ_TO_THE_END_WITHIN_S = 60.0
 
 

@@ -23,9 +23,10 @@ from natslog.errors import NatslogError
 from tests.chaos.history import Followed, History, MetadataChange, Sample, value_of
 from tests.cluster_harness import Cluster, ClusterBroker
 
-_ROWS = 20
-_BATCH_EVERY_S = 0.06
-_PROBE_EVERY_S = 0.05
+_SIZES = (1, 1, 1, 20)
+"""Of the batches of a publisher, in turn: most commits are of one message, as those of services."""
+_BATCH_EVERY_S = 0.04
+_PROBE_EVERY_S = 0.02
 _READ_EVERY_S = 0.05
 _FOLLOW_EVERY_S = 0.2
 _JOIN_WITHIN_S = 40.0
@@ -92,10 +93,11 @@ class BatchPublisher(Recorder):
     def _publish(self, publisher: Publisher) -> None:
         one = self.published
         self._batch += 1
-        first = one.begin(_ROWS, self._batch, time.monotonic())
-        numbers = range(first, first + _ROWS)
+        count = _SIZES[self._batch % len(_SIZES)]
+        first = one.begin(count, self._batch, time.monotonic())
+        numbers = range(first, first + count)
         rows = Rows(
-            pa.array([f"{self.stream}.p{one.number}"] * _ROWS),
+            pa.array([f"{self.stream}.p{one.number}"] * count),
             pa.array([value_of(one.number, number) for number in numbers]),
             ids=pa.array([f"{self.run_name}-{one.number}-{number}" for number in numbers]),
         )
@@ -110,9 +112,9 @@ class BatchPublisher(Recorder):
                 self.history.note_error(self.name, error)
                 if self.stopping.wait(0.1):
                     return
-        one.acked_s[first : first + _ROWS] = [time.monotonic()] * _ROWS
+        one.acked_s[first : first + count] = [time.monotonic()] * count
         if tries > 1 or publisher.resent != resent:
-            one.batch[first : first + _ROWS] = [-1] * _ROWS
+            one.batch[first : first + count] = [-1] * count
 
 
 class Probe(Recorder):
