@@ -16,6 +16,7 @@ from natslog.jetstream.consumers.machine import Wanted
 from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.log import ReplicaLog, subject_index
 from natslog.log.removed import offset_range
+from natslog.wire.small_batches import SMALL_BYTES
 from tests.conftest import open_log, rows
 
 NOW_US = 1_790_000_000_000_000
@@ -23,8 +24,9 @@ PAST_S = 0.0
 
 
 def append(log: ReplicaLog) -> None:
+    """Two batches, each of which is read by itself: small ones are read together."""
     for subject, count in (("orders.a", 2), ("orders.b", 3)):
-        log.append(rows([b"x"] * count, subject), NOW_US)
+        log.append(rows([bytes(SMALL_BYTES)] * count, subject), NOW_US)
 
 
 @pytest.fixture
