@@ -363,8 +363,8 @@ class HostedStream:
         self._is_quiet = self._task is None and self._replica.is_quiet
 
     def rests(self, now_ms: float, away: frozenset[BrokerId]) -> bool:
-        """Whether the time was all that it needed to be told, because it is quiet, and `Calm` goes on. False: it is to
-        be ticked. `away`: followers without contact.
+        """Passes the time to a replica that is quiet, while `Calm` goes on. False, and nothing is done: it is to be
+        ticked. `away`: followers without contact.
         """
         if not self._is_quiet or (away and self._replica.is_followed_by_any(away)):
             return False
