@@ -228,6 +228,8 @@ class SubjectPart:
         if by_subject is None or rows is None:
             return cls.of_rows(start, end, [])
         ends, places = by_subject.column("end").to_numpy(), rows.column("row").to_numpy()
+        if (int(ends[-1]) if len(ends) else 0) != len(places):
+            return None
         return cls(start, end, by_subject.column("subject"), ends, places)
 
 

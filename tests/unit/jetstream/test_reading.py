@@ -161,3 +161,26 @@ def test_what_was_read_is_not_delivered_from_another_place_or_log(log: ReplicaLo
     append(other)
     assert len(window_of(other, reading, 1)) == 5
     other.close()
+
+
+def test_messages_that_are_hidden_while_a_delivery_is_noted_are_found(
+    log: ReplicaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of another consumer applies a rule between the two counts."""
+    reading = ConsumerReader((), "a consumer")
+    first, count = window_of(log, reading, 1), log.visibility.removed.count
+    counts = list[tuple[int, int]]()
+
+    def counting(start: int, end: int) -> int:
+        found = count(start, end)
+        counts.append((start, end))
+        if len(counts) == 1:
+            log.visibility.removed.record(offset_range(20, 21))
+        return found
+
+    monkeypatch.setattr(log.visibility.removed, "count", counting)
+    reading.delivered(log, 5, 4)
+    monkeypatch.undo()
+    assert len(counts) > 1
+    assert window_of(log, reading, 5) is not first
+    assert 21 not in window_of(log, reading, 5).seqs.tolist()

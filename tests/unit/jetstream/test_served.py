@@ -248,3 +248,14 @@ def test_messages_without_acks_that_were_not_sent_are_taken_back(tmp_path: Path)
         assert served.machine.next_seq == 11, "all of it was sent"
 
     served_from(tmp_path, story, ack_policy="none")
+
+
+def test_consumer_that_delivers_to_a_subject_follows_its_subscribers_until_it_is_closed(tmp_path: Path) -> None:
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        assert owner.pushing == {served}
+        served.close("409 Leadership Change")
+        assert not owner.pushing
+        served.begin()  # its leadership has ended while it was being created
+        assert not owner.pushing
+
+    served_from(tmp_path, story, ack_policy="none", deliver_subject="to")

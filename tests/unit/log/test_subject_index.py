@@ -22,7 +22,7 @@ from natslog.log import ReplicaLog, StreamLog, small_segments
 from natslog.log.newest import Texts
 from natslog.log.removed import Hidden, HiddenThen, offset_set
 from natslog.log.subject_counts import COUNTS_SCHEMA, KeptCounts, KnownCounts, SubjectCounts, combined
-from natslog.log.subject_part import SubjectPart
+from natslog.log.subject_part import SubjectPart, file_identity
 from natslog.log.visibility import Rule
 from natslog.model import Epoch
 from tests.conftest import open_log, retain
@@ -319,6 +319,17 @@ def test_a_damaged_file_is_made_again(log_folder: Path) -> None:
         assert (found.count, found.first, found.last) == (3, 0, 2), at
         log.close()
         assert path.read_bytes()[128:] == intact[128:]
+
+
+def test_a_file_whose_parts_do_not_fit_is_made_again(tmp_path: Path) -> None:
+    segment = tmp_path / "a.arrow"
+    segment.write_bytes(b"x")
+    part = SubjectPart(0, 9, pa.array(["a", "b"]), np.array([4, 9], np.int32), np.arange(9, dtype=np.uint32))
+    part.store(segment, file_identity(segment))
+    assert SubjectPart.stored(segment, 0, 9) is not None
+    part.rows = part.rows[:-1]
+    part.store(segment, file_identity(segment))
+    assert SubjectPart.stored(segment, 0, 9) is None
 
 
 def test_counts_are_of_what_is_not_hidden_in_a_range() -> None:

@@ -90,18 +90,19 @@ class Window:
     def is_current(self, log: StreamLog) -> bool:
         """Whether all messages from `unread` on are in the log, and not hidden."""
         is_whole = self.log_id == id(log) and self.unread > log.first_readable_offset
-        return is_whole and self.hidden == self._hidden_now(log)
+        return is_whole and self.hidden == self._hidden_now(log, self.unread)
 
     def note_hidden(self, log: StreamLog) -> None:
-        self.hidden = self._hidden_now(log)
+        self.hidden = self._hidden_now(log, self.unread)
 
     def passed(self, log: StreamLog, seq: int) -> None:
         """What is before this sequence was delivered."""
-        was_current, self.unread = self.is_current(log), seq
-        self.hidden = self._hidden_now(log) if was_current else -1
+        hidden = self._hidden_now(log, seq)  # first: what is hidden between the two counts is found by the second
+        self.hidden = hidden if self.is_current(log) else -1
+        self.unread = seq
 
-    def _hidden_now(self, log: StreamLog) -> int:
-        return log.visibility.removed.count(self.unread - 1, self.upto - 1)
+    def _hidden_now(self, log: StreamLog, seq: int) -> int:
+        return log.visibility.removed.count(seq - 1, self.upto - 1)
 
     def batch(self, first: int, count: int, *, headers_only: bool) -> Batch:
         """Args: headers_only: values are not delivered."""
@@ -159,10 +160,11 @@ class ConsumerReader:
             return self._chosen(log, wanted.seqs, most_bytes)
         if (kept := self._kept(log, wanted.start)) is not None:
             return kept
-        goes_on = self.window is not None and self.window.upto == wanted.start
+        before = self.window
+        goes_on = before is not None and before.upto == wanted.start
         self._ahead = min(2 * self._ahead, _WINDOW_ROWS) if goes_on else _FIRST_ROWS
-        self.window = self._following(log, wanted, most_bytes)
-        return self.window
+        self.window = found = self._following(log, wanted, most_bytes)
+        return found
 
     def ready(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window | None:
         """As `read`, if what is wanted is in memory; does not block."""
@@ -209,8 +211,9 @@ class ConsumerReader:
         return self._read_from(log, wanted, most_bytes)
 
     def _read_from(self, log: StreamLog, wanted: Wanted, most_bytes: int | None) -> Window:
-        known_removed, end = len(log.visibility.removed.all), log.high_watermark
-        start = max(wanted.start - 1, log.first_readable_offset)
+        removed, end = log.visibility.removed, log.high_watermark
+        first = start = max(wanted.start - 1, log.first_readable_offset)
+        hidden_before = removed.count(first, end)
         if self.filters and end - start > _SPARSE_FROM:
             start = self._next_match(log, start, end)
         parts: list[pa.RecordBatch] = []
@@ -229,7 +232,8 @@ class ConsumerReader:
             upto = max(end, start)
         found = Window(wanted.start, upto + 1, _joined(parts), log)
         found.note_hidden(log)
-        return found if len(log.visibility.removed.all) == known_removed else self._still_there(log, found)
+        is_same = removed.count(first, end) == hidden_before
+        return found if is_same else self._still_there(log, found)
 
     @staticmethod
     def _still_there(log: StreamLog, found: Window) -> Window:

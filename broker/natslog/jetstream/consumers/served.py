@@ -132,7 +132,9 @@ class ServedConsumer:
         return tuple(found)
 
     def begin(self) -> None:
-        """Delivers from now on."""
+        """Delivers from now on, unless its leadership has ended meanwhile."""
+        if self.is_closed:
+            return
         self._has_begun = True
         if self.record.config.is_push:
             self._owner.pushing.add(self)
