@@ -163,7 +163,7 @@ def test_only_lines_about_requests_have_an_id(logged: Cluster) -> None:
     with NatslogClient(leader.url) as client:
         client.create_stream("moved", "moved.>", replicas=2)
         client.transfer_metadata(other.number)
-    eventually(lambda: led_by(logged)[0] is other, what="the metadata is led by the other broker")
+    eventually(lambda: logged.metadata_leader() is other, what="the metadata is led by the other broker")
     found(other, "metadata.led", peer=other.number)
     for broker in logged.brokers:
         assert {line["code"] for line in lines_of(broker) if "request_id" in line} <= OF_REQUESTS

@@ -442,7 +442,8 @@ def test_rows_are_stored_by_default_where_a_stream_acks_and_lost_nowhere(spark: 
     """The broker is away and NATS is up: a sink that is content with the server's word would lose the batch."""
     with running(folder / "own") as (server, own):
         own.client().create_stream("orders", "orders.>")
-        rows = spark.range(0, 1000, 1, 2).selectExpr("cast(id as string) as value", "'orders.a' as subject")
+        # One task: another one of the job that fails could still write when the broker is back.
+        rows = spark.range(0, 1000, 1, 1).selectExpr("cast(id as string) as value", "'orders.a' as subject")
 
         def write(**options: str) -> None:
             writer = rows.write.format("natslog").options(natsServers=server.url, servers=own.url, **options)
