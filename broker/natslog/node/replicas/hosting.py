@@ -184,7 +184,7 @@ class Hosting:
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
             is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
             for stream in list(self.streams.values()):
-                if not (is_calm and stream.rests(now_ms, self._calm.away)):
+                if not (is_calm and stream.pass_time_if_quiet(now_ms, self._calm.away)):
                     stream.tick(contact_ms)
 
     async def reconciled(self, stream: HostedStream) -> None:

@@ -362,7 +362,7 @@ class HostedStream:
         self._act()
         self._is_quiet = self._task is None and self._replica.is_quiet
 
-    def rests(self, now_ms: float, away: frozenset[BrokerId]) -> bool:
+    def pass_time_if_quiet(self, now_ms: float, away: frozenset[BrokerId]) -> bool:
         """Passes the time to a replica that is quiet, while `Calm` goes on. False, and nothing is done: it is to be
         ticked. `away`: followers without contact.
         """
