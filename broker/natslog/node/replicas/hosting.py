@@ -144,10 +144,11 @@ class Hosting:
         self._due = set()
         for name in names:
             record, stream = state.streams.get(name), self.streams.get(name)
-            is_here = record is not None and self.me in record.replicas
-            if stream is not None and not (is_here and record is not None and record.id == stream.id):
+            if record is not None and self.me not in record.replicas:
+                record = None
+            if stream is not None and (record is None or record.id != stream.id):
                 self._leave(stream)
-            if record is not None and is_here:
+            if record is not None:
                 self._host(record)
 
     def _host(self, record: StreamRecord) -> None:
