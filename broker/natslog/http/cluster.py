@@ -30,8 +30,8 @@ from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.log_levels import Levels
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
-from natslog.node.peers.links import PING_S, serve_link
-from natslog.node.peers.messages import MAX_FRAME_BYTES
+from natslog.node.peers.link_socket import LinkSocket
+from natslog.node.peers.links import serve_link
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.request_ids import handling
 from natslog.subjects import is_internal
@@ -70,7 +70,7 @@ async def introduce(request: web.Request) -> web.Response:
 
 @routes.get(LINK_PATH)
 @access("peers")
-async def link(request: web.Request) -> web.WebSocketResponse:
+async def link(request: web.Request) -> web.StreamResponse:
     """Another broker opens its link: `handshake`, the last step."""
     _require_certificate(request)
     cluster = request.app[BROKER].cluster
@@ -79,12 +79,14 @@ async def link(request: web.Request) -> web.WebSocketResponse:
         return await _refuse_protocol_1(request)
     peer, session = cluster.reception.admitted(opened)
     connection_of(request).proved()
-    socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=PING_S)
-    await socket.prepare(request)
+    key, transport = request.headers.get("Sec-WebSocket-Key", ""), request.transport
+    if transport is None or not key or request.headers.get("Upgrade", "").lower() != "websocket":
+        raise ClusterMismatch("a link is a WebSocket: the request must open one")
     with handling(""):  # what arrives on the link belongs to other requests, or to none
-        await serve_link(cluster, socket, peer, session)
-    await socket.close()
-    return socket
+        socket = LinkSocket(session, is_dialler=False)
+        socket.take_over(transport, request.protocol, key)
+        await serve_link(cluster, socket, peer)
+    return web.Response()  # which is not sent: the connection is closed
 
 
 async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:

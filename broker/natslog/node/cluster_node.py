@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from natslog.cluster.commands import Proposal, Tombstone
 from natslog.cluster.features import LATEST_LEVEL
@@ -48,6 +47,7 @@ from natslog.node.metadata.session import Session
 from natslog.node.metadata.upgrade import Upgrade
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
+from natslog.node.peers.link_socket import LinkSocket
 from natslog.node.peers.links import DialledLink, Links
 from natslog.node.peers.messages import (
     Ask,
@@ -117,7 +117,7 @@ class ClusterNode(Admission):
         self.registration = Registration(self, data_dir, lambda: self.links.all)
         self.leading = MetadataLeading(group, self.clock, self._request_transfer)
         self.upgrade = Upgrade(group, self.link_to)
-        self.served: set[web.WebSocketResponse] = set()
+        self.served: set[LinkSocket] = set()
         self.questions = Questions(read_index=self._answer_read_index, clock=self._answer_clock)
         self.has_joined = asyncio.Event()
         self._on_bug = on_bug
@@ -209,7 +209,8 @@ class ClusterNode(Admission):
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.links.close()
-        await asyncio.gather(*(socket.close() for socket in list(self.served)), return_exceptions=True)
+        for socket in list(self.served):
+            socket.close()
         await self.group.stop()
 
     # ---- founding and growing ----

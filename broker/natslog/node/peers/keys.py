@@ -97,7 +97,7 @@ class Opener:
         self._cipher = AESGCM(key)
         self._number = 0
 
-    def opened(self, frame: bytes) -> memoryview:
+    def opened(self, frame: bytes | memoryview) -> memoryview:
         """The frame without its seal.
 
         Raises:

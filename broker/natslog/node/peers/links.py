@@ -20,16 +20,14 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
 
 from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, NotReady, from_json
 from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, Hello
 from natslog.node.peers.introduction import introduce
-from natslog.node.peers.keys import LinkSession
-from natslog.node.peers.messages import MAX_FRAME_BYTES, Answered, Ask, FetchResponse, Frame, decode_value
-from natslog.node.peers.outbox import Outbox, received
+from natslog.node.peers.link_socket import LinkSocket
+from natslog.node.peers.messages import Answered, Ask, FetchResponse, Frame, decode_value
 from natslog.node.peers.owner import LinkOwner
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.request_ids import current_request_id
@@ -37,7 +35,6 @@ from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.links")
 
-PING_S = 5.0
 _REDIAL_S = (0.1, 1.0)
 _GUEST_S = 30.0
 _COMPLAIN_EVERY_S = 30.0
@@ -58,8 +55,8 @@ class DialledLink:
         self._owner = owner
         self._session = session
         self._tls = tls
-        self._outbox: Outbox | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket: LinkSocket | None = None
+        self._is_up = False
         self._numbers = self._introductions = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
@@ -68,7 +65,7 @@ class DialledLink:
 
     @property
     def is_up(self) -> bool:
-        return self._outbox is not None
+        return self._is_up
 
     @property
     def failure(self) -> NatslogError:
@@ -77,7 +74,7 @@ class DialledLink:
         return self.refusal if self.refusal and is_refusal else BrokerUnavailable(self.problem)
 
     def send(self, frame: Frame) -> bool:
-        return self._outbox is not None and self._outbox.send(frame)
+        return self._socket is not None and self._is_up and self._socket.send(frame)
 
     async def wait_until_up(self) -> None:
         await self._up.wait()
@@ -142,25 +139,17 @@ class DialledLink:
         tls = True if self._tls is None else self._tls.dialling  # as it is now: a refresh replaces it
         async with asyncio.timeout(HANDSHAKE_S):
             met = await introduce(self._session, self._owner, self.url, tls)
-            socket = self._socket = await self._session.ws_connect(
-                self.url + LINK_PATH,
-                headers={LINK_HEADER: met.link},
-                max_msg_size=MAX_FRAME_BYTES,
-                compress=0,
-                heartbeat=PING_S,
-                autoping=True,
-                ssl=tls,
-            )
+            headers = {LINK_HEADER: met.link}
+            socket = self._socket = await LinkSocket.dial(self.url + LINK_PATH, headers, met.session, tls)
         try:
             if introductions != self._introductions:
                 return  # its hello has changed meanwhile
-            self.peer = met.peer
-            self._outbox = Outbox(socket, met.session.sealer)
+            self.peer, self._is_up = met.peer, True
             self._up.set()
             self._owner.admitted(met.peer)
             self._owner.link_changed(met.peer, True)
-            while (found := await received(socket, met.session.opener)) is not None:
-                self._dispatch(*found)
+            socket.begin(self._dispatch)
+            await socket.ended()
         finally:
             await self._down(socket)
 
@@ -179,44 +168,41 @@ class DialledLink:
                 assert self.peer is not None, "a link that reads has a peer"
                 self._owner.received(self.peer, frame, lambda frame, payload: None)
 
-    async def _down(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        outbox, self._outbox = self._outbox, None
-        self._socket = None
+    async def _down(self, socket: LinkSocket) -> None:
+        was_up, self._is_up, self._socket = self._is_up, False, None
         self._up.clear()
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(BrokerUnavailable(f"the link to {self.url} was lost: repeat the request"))
-        if outbox is not None:
+        if was_up:
             self.problem = "the link was lost"
             assert self.peer is not None, "it was up"
             self._owner.link_changed(self.peer, False)
-            await outbox.close()
-        await socket.close()
+        socket.close()
 
     def hang_up(self) -> None:
         """Dials again at once with a new hello, also if it is already about to dial."""
         self._introductions += 1
         if self._socket is not None:
-            self._hanging_up = asyncio.create_task(self._socket.close(), name=f"hanging up on {self.url}")
+            self._socket.close()
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 
 
-async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hello, session: LinkSession) -> None:
+async def serve_link(owner: LinkOwner, socket: LinkSocket, peer: Hello) -> None:
     """The other end of a dialled link, from its first frame to its end."""
-    outbox = Outbox(socket, session.sealer)
 
     def reply(frame: Frame, payload: list[bytes] | None) -> None:
-        outbox.send(frame, payload)  # frames that cannot be sent are lost, and requested again
+        socket.send(frame, payload)  # frames that cannot be sent are lost, and requested again
 
     owner.served.add(socket)
     try:
         if (welcome := owner.welcome_for(peer)) is not None:
-            outbox.send(welcome)
-        while (found := await received(socket, session.opener)) is not None:
-            owner.received(peer, found[0], reply)
+            socket.send(welcome)
+        socket.begin(lambda frame, payload: owner.received(peer, frame, reply))
+        await socket.ended()
     except ClusterMismatch as error:
         logger.error(
             "the link to broker %d is closed: %s",
@@ -226,7 +212,7 @@ async def serve_link(owner: LinkOwner, socket: web.WebSocketResponse, peer: Hell
         )
     finally:
         owner.served.discard(socket)
-        await outbox.close()
+        socket.close()
 
 
 class Links:

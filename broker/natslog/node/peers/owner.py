@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aiohttp import web
-
 from natslog.errors import NatslogError
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
+from natslog.node.peers.link_socket import LinkSocket
 from natslog.node.peers.messages import Frame, Welcome
 
 
@@ -17,7 +16,7 @@ class LinkOwner(Protocol):
     """Decisions of the broker that links execute."""
 
     keys: KeyRing
-    served: set[web.WebSocketResponse]
+    served: set[LinkSocket]
 
     @property
     def addresses(self) -> Sequence[str]:

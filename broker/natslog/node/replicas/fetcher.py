@@ -2,7 +2,10 @@
 
 Theory of operation. A request names the positions that changed; the answer has records, or the offset to truncate to.
 Records are validated by their own CRCs, appended and fsynced; only then does the next request confirm them. The current
-role of a stream decides how an answer is used, under that stream's `writing` lock.
+role of a stream decides how an answer is used.
+
+An answer is used, and the next request sent, in the call that received it, unless a thread is needed. A task begins the
+exchange, and begins it again when an answer does not come in time, or the link was lost.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from typing import TypeAlias
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 from natslog.arrow import ipc
 from natslog.cluster.roles import Matching
@@ -21,7 +25,9 @@ from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId
+from natslog.node.begun import begin
 from natslog.node.clock import monotonic_ms, now_us
+from natslog.node.peers.handshake import Hello
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.peers.pieces import ask_for_pieces
@@ -70,14 +76,15 @@ class Fetcher:
         self._changed: dict[StreamId, None] = {}
         self._forget: set[StreamId] = set()
         self._number = 0
-        self._response: asyncio.Future[tuple[FetchResponse, memoryview]] | None = None
-        self._session_of: object = None
+        self._asked_s = -_ANSWER_WITHIN_S
+        self._is_asked = self._is_taking = False  # a request is not answered; an answer is used
+        self._session: tuple[DialledLink, Hello | None] | None = None
         self._something = asyncio.Event()
         self._adopting: dict[StreamId, asyncio.Task[None]] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
-        self._task = asyncio.create_task(self._run(), name=f"fetching from broker {leader}")
         self._on_bug = on_bug
-        self._task.add_done_callback(self._ended)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._run(), f"fetching from broker {leader}")
 
     def follow(self, stream: Followed) -> None:
         self._streams[stream.id] = stream
@@ -90,8 +97,14 @@ class Fetcher:
             self._forget.add(stream.id)
             self._changed.pop(stream.id, None)
 
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What may fail in operation is dealt with where it fails: anything else is a bug, and stops the broker."""
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_bug(task.get_name(), error)
 
@@ -100,26 +113,38 @@ class Fetcher:
         return list(self._streams.values())
 
     async def _run(self) -> None:
+        """Begins the exchange."""
         while True:
             if not self._streams:
                 self._something.clear()
                 await self._something.wait()
             link = self._link()
-            if link is None:
+            if link is None or self._is_taking or not self._begin(link):
                 await asyncio.sleep(_AGAIN_S / 4)
                 continue
-            try:
-                await self._round(link)
-            except TimeoutError:
-                self._session_of = None
+            while (left_s := self._goes_on_for_s()) > 0:
+                self._something.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._something.wait()
 
-    async def _round(self, link: DialledLink) -> None:
-        session = (link, link.peer)
-        begins = self._session_of != session
-        if begins:
-            self._session_of, self._forget = session, set()
-            self._changed = dict.fromkeys(self._streams)
-            link.on_fetched = self._on_fetched
+    def _goes_on_for_s(self) -> float:
+        """At least; then it is to be looked at again. 0: it is to begin again."""
+        if self._is_taking:
+            return _ANSWER_WITHIN_S
+        return max(0.0, self._asked_s + _ANSWER_WITHIN_S - time.monotonic()) if self._is_asked else 0.0
+
+    def _begin(self, link: DialledLink) -> bool:
+        """The leader forgets what it was told before."""
+        self._session, self._forget = (link, link.peer), set()
+        self._changed = dict.fromkeys(self._streams)
+        link.on_fetched = self._on_fetched
+        return self._ask(begins=True)
+
+    def _ask(self, *, begins: bool = False) -> bool:
+        """Sends the next request. False: it could not be sent, so the exchange has to begin again."""
+        if self._session is None or self._session[0].peer is not self._session[1]:
+            return self._lost()
         changed = []
         for stream_id in list(self._changed):
             stream = self._streams.get(stream_id)
@@ -130,19 +155,23 @@ class Fetcher:
                 self._again(stream)
         forget, self._forget = tuple(self._forget), set()
         self._number += 1
-        self._response = asyncio.get_running_loop().create_future()
-        if not link.send(FetchRequest(self._number, self._incarnation, tuple(changed), forget, begins=begins)):
-            self._session_of = None
-            await asyncio.sleep(_AGAIN_S / 4)
-            return
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
-            response, payload = await self._response
-        self.last_contact_ms = monotonic_ms()
-        await self._take(response, payload)
+        self._is_asked, self._asked_s = True, time.monotonic()
+        if not self._session[0].send(
+            FetchRequest(self._number, self._incarnation, tuple(changed), forget, begins=begins)
+        ):
+            return self._lost()
+        return True
+
+    def _lost(self) -> bool:
+        self._session, self._is_asked = None, False
+        self._something.set()  # for the task
+        return False
 
     def _on_fetched(self, response: FetchResponse, payload: memoryview) -> None:
-        if self._response is not None and not self._response.done() and response.number == self._number:
-            self._response.set_result((response, payload))
+        if self._is_asked and response.number == self._number:
+            self._is_asked, self._is_taking = False, True
+            self.last_contact_ms = monotonic_ms()
+            begin(self._take(response, payload), f"records from broker {self.leader}", self._spawn)
 
     async def _take(self, response: FetchResponse, payload: memoryview) -> None:
         works, position = list[Awaitable[None]](), 0
@@ -159,6 +188,9 @@ class Fetcher:
             await asyncio.gather(*works)
         if of_companions:  # afterwards: a replica takes one step at a time
             await asyncio.gather(*of_companions)
+        self._is_taking = False
+        if self._streams:
+            self._ask()
 
     async def _apply(self, stream: Followed, answer: FetchAnswer, data: memoryview) -> None:
         def append(log: ReplicaLog) -> Awaitable[None] | None:
@@ -234,10 +266,12 @@ class Fetcher:
 
     async def close(self) -> None:
         """No write is in progress when this returns."""
-        tasks = [self._task, *self._adopting.values()]
+        self._streams.clear()  # no further request
+        tasks = [*self._tasks, *self._adopting.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:
