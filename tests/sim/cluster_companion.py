@@ -33,6 +33,10 @@ class OpenCompanionLog:
         return self.log.synced
 
     @property
+    def written_end_offset(self) -> int:
+        return self.log.synced
+
+    @property
     def whole_end_offset(self) -> int:
         return self.log.synced
 

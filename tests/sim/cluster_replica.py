@@ -66,6 +66,10 @@ class OpenLog:
         return self.replica.durable_end()
 
     @property
+    def written_end_offset(self) -> int:
+        return max(self.replica.durable_end(), self.replica.sent_end())
+
+    @property
     def whole_end_offset(self) -> int:
         return self.replica.whole_end()
 
@@ -90,7 +94,7 @@ class SimReplica:
         self.written_ms = self.world.now_ms
         self.waiting: list[tuple[int, int]] = []  # (offset, message) of appended messages not acknowledged yet
         self.gathered: list[int] = []
-        self.is_writing = self.is_stepping = False
+        self.is_writing = self.is_writing_run = self.is_stepping = False
         self.after_writing: Callable[[], None] | None = None
         self.fetch_number = len(life.disk.lives) * 1_000_000  # no answer to a former life is taken for one
         self.fetching_since_ms = LONG_AGO_MS
@@ -363,10 +367,10 @@ class SimReplica:
         is_run = len(added) > 1 and base % 3 != 0
         if is_run:
             self.checker.runs |= {record: (base, base + len(added)) for record in log.records[base:]}
-        self.gathered, self.is_writing = [], True
+        self.gathered, self.is_writing, self.is_writing_run = [], True, is_run
 
         def done() -> None:
-            self.is_writing = False
+            self.is_writing = self.is_writing_run = False
             log.synced = len(log.records)
             for one in added:
                 insort(self.waiting, one)
@@ -391,14 +395,19 @@ class SimReplica:
             return
         records: list[Entry] = []
         if isinstance(verdict, Matching):
-            in_run = offset < log.synced and log.records[offset] in self.checker.runs
-            records = log.records[offset : min(log.synced, offset + (MOST_OF_RUN if in_run else MOST_RECORDS))]
+            end = self.sent_end()
+            in_run = offset < end and log.records[offset] in self.checker.runs
+            records = log.records[offset : min(end, offset + (MOST_OF_RUN if in_run else MOST_RECORDS))]
         gaps = frozenset(log.dropped.intersection(range(offset, offset + len(records)))) if log.dropped else frozenset()
         kept = frozenset(log.kept_ids), log.ids_serial
         answer = Answer(
             self.id, leader.epoch, verdict, records, offset, leader.high_watermark, fetch.number, gaps, *kept
         )
         self.cluster.send(self.me, fetch.sender, "answered", answer)
+
+    def sent_end(self) -> int:
+        """Followers get what is written, also while it is synced; but a run when it is synced."""
+        return self.log.synced if self.is_writing_run or self.leader is None else len(self.log.records)
 
     # ---- following ----
 

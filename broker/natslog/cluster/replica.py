@@ -457,7 +457,7 @@ class Replica:
             epoch=state.role.epoch,
             epochs=log.epochs,
             log_start_offset=log.log_start_offset,
-            log_end_offset=log.log_end_offset,
+            log_end_offset=log.written_end_offset,
         )
 
     def position(self, *, is_companion: bool = False) -> FetchPosition | None:

@@ -24,6 +24,10 @@ class Log(Protocol):
     @property
     def log_end_offset(self) -> int: ...
     @property
+    def written_end_offset(self) -> int:
+        """Of what is written, though perhaps not yet on stable storage: a follower may have it."""
+
+    @property
     def whole_end_offset(self) -> int: ...
     @property
     def high_watermark(self) -> int: ...

@@ -95,7 +95,12 @@ class RecentCommits:
 
     def _stored(self, start: int, end: int) -> bytes | None:
         self._wanted_until_s = self._clock() + _WANTED_S
-        found = [one for one in self._commits if one.header.base_offset >= start and one.header.end_offset <= end]
+        found = deque[EncodedBatch]()
+        for one in reversed(self._commits):  # what is asked for is at the end
+            if one.header.base_offset < start:
+                break
+            if one.header.end_offset <= end:
+                found.appendleft(one)
         if not found or (found[0].header.base_offset, found[-1].header.end_offset) != (start, end):
             return None
         return b"".join(piece for batch in found for piece in batch.pieces)

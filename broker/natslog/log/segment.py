@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -145,8 +145,11 @@ class ActiveSegment:
         count = len(self.index)
         return self.index.max_timestamps_us[count - 1] if count else 0
 
-    def append(self, *batches: EncodedBatch) -> None:
+    def append(self, *batches: EncodedBatch, written: Callable[[], None] | None = None) -> None:
         """Writes one commit at the end and returns when it is on stable storage.
+
+        Args:
+            written: is called when it is written, before it is synced.
 
         Raises:
             OSError: the write or fsync failed. The file was truncated to its durable length and accepts no more writes.
@@ -155,6 +158,8 @@ class ActiveSegment:
         assert batches[0].header.base_offset == self.end_offset, "a batch begins where the one before ends"
         try:
             write_all(self._writable(), [piece for batch in batches for piece in batch.pieces])
+            if written is not None:
+                written()
             os.fdatasync(self._fd)
         except OSError:
             self.failed = True

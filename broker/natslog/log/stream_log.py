@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -71,6 +72,8 @@ from natslog.wire.frames import Frames
 from natslog.wire.outgoing import taken
 
 logger = logging.getLogger("natslog.log")
+
+Written: TypeAlias = Callable[[EncodedBatch], None]
 
 FIRST_EPOCH = Epoch(1)
 ROW_BYTES, HEADER_BYTES = 16, 1024
@@ -166,6 +169,7 @@ class StreamLog:
         self.appended_bytes = 0  # since it was opened, about
         self.written_in_s = 0.0  # by the last append: to write its bytes and to sync them
         self._unwritten_bytes = 0  # of an append that is under way
+        self._announced_end_offset = 0  # of one that is written, and is synced now
         check_folder(folder, must_exist=must_exist)
         self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
         self.scrub = ScrubProgress(folder, is_stored=options.stores_scrub)
@@ -287,12 +291,20 @@ class StreamLog:
 
     # ---- writing ----
 
-    def append(self, rows: RowBuffers, now_us: int, batch_format: int = LATEST_FORMAT) -> tuple[int, int]:
+    def append(
+        self,
+        rows: RowBuffers,
+        now_us: int,
+        batch_format: int = LATEST_FORMAT,
+        written: Written | None = None,
+    ) -> tuple[int, int]:
         """Sequences rows as one commit and returns when they are on stable storage.
 
         Args:
             rows: at least one; their buffers must stay as they are until this returns.
             now_us: stream time; the stored timestamp never goes back. `batch_format`: see `arrow.batch_line`.
+            written: is called with the batch when it is written, before it is synced. If the sync fails then, the log
+                takes no more writes, whatever the reason: a follower may have this batch.
 
         Returns:
             The first row's offset and the stored timestamp in microseconds.
@@ -302,17 +314,25 @@ class StreamLog:
             StorageFailed, CorruptLog: the stream takes no writes until the broker restarts or the file is restored.
         """
         size_bytes = rows.nbytes + ROW_BYTES * rows.rows + HEADER_BYTES
-        return self._append(size_bytes, now_us, partial(encode_rows, rows, batch_format=batch_format))
+        return self._append(size_bytes, now_us, partial(encode_rows, rows, batch_format=batch_format), written)
 
-    def append_plain(self, frames: Frames, frame_bytes: int, now_us: int) -> tuple[int, int]:
+    def append_plain(
+        self, frames: Frames, frame_bytes: int, now_us: int, written: Written | None = None
+    ) -> tuple[int, int]:
         """As `append`, of frames that are plain, and have so many bytes (`kernels_plain.survey_plain`), in the latest
         format. Only where the append is quick (`is_quick_append`).
         """
         size_bytes = frame_bytes + ROW_BYTES * len(frames.rows) + HEADER_BYTES
-        return self._append(size_bytes, now_us, partial(encode_plain, frames, frame_bytes), is_quick=True)
+        return self._append(size_bytes, now_us, partial(encode_plain, frames, frame_bytes), written, is_quick=True)
 
     def _append(
-        self, size_bytes: int, now_us: int, encode: Callable[..., EncodedBatch], *, is_quick: bool = False
+        self,
+        size_bytes: int,
+        now_us: int,
+        encode: Callable[..., EncodedBatch],
+        written: Written | None,
+        *,
+        is_quick: bool = False,
     ) -> tuple[int, int]:
         if self.failure is not None:
             raise self.failure
@@ -321,27 +341,47 @@ class StreamLog:
             active = self.active_for_append(size_bytes, now_us, is_quick=is_quick)
             base_offset = active.end_offset
             encoded = encode(base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch)
-            self._write(active, encoded)
+            if written is None:
+                self._write(active, encoded)
+            else:
+                self._write_and_announce(active, encoded, written)
             self.recent.committed(encoded)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)
         return base_offset, timestamp_us
 
-    def _write(self, active: ActiveSegment, *batches: EncodedBatch) -> None:
+    def _write(self, active: ActiveSegment, *batches: EncodedBatch, written: Callable[[], None] | None = None) -> None:
         """One commit. Raises OSError."""
         started_s = time.perf_counter()
-        active.append(*batches)
+        active.append(*batches, written=written)
         self.written_in_s = time.perf_counter() - started_s
+
+    def _write_and_announce(self, active: ActiveSegment, encoded: EncodedBatch, written: Written) -> None:
+        """Raises OSError."""
+
+        def announce() -> None:
+            self._announced_end_offset = encoded.header.end_offset
+            written(encoded)
+
+        self._write(active, encoded, written=announce)
+        self._announced_end_offset = 0
+
+    @property
+    def written_end_offset(self) -> int:
+        """Of what is written, though perhaps not yet synced."""
+        return max(self.log_end_offset, self._announced_end_offset)
 
     def failed(self, error: OSError) -> StorageFull | StorageUnavailable | StorageFailed:
         """Space may become free again, so that a new file can be created, and so may descriptors, without which no file
-        was opened; any other failed write or fsync is final for this process.
+        was opened; any other failed write or fsync is final for this process. So is one of what a follower may have
+        already: nothing else may be appended in its place in this epoch.
         """
         self._unwritten_bytes = 0
-        if error.errno in NO_ROOM:
+        is_announced, self._announced_end_offset = self._announced_end_offset > self.log_end_offset, 0
+        if error.errno in NO_ROOM and not is_announced:
             return self._room.full()
-        if error.errno in NO_DESCRIPTORS:
+        if error.errno in NO_DESCRIPTORS and not is_announced:
             return StorageUnavailable(
                 f"{self.folder}: a file could not be opened ({error.strerror}), and nothing was written: raise the "
                 "limit of open files of the broker (LimitNOFILE), or close connections",

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from natslog.arrow.row_buffers import Buffer
 from natslog.errors import ClusterMismatch
 
 Step = Literal["hello", "acceptor", "dialler"]
@@ -81,7 +82,7 @@ class Sealer:
         self._cipher = AESGCM(key)
         self._number = 0
 
-    def seal(self, parts: Sequence[bytes]) -> bytearray:
+    def seal(self, parts: Sequence[Buffer]) -> bytearray:
         """The parts in one piece, and the seal behind them."""
         frame = bytearray().join((*parts, _NO_SEAL))
         with memoryview(frame) as view:

@@ -30,7 +30,7 @@ import numpy as np
 
 from natslog.errors import BrokerUnavailable, ClusterMismatch
 from natslog.node.peers.keys import LinkSession
-from natslog.node.peers.messages import MAX_FRAME_BYTES, Frame, decode_frame, encode_frame
+from natslog.node.peers.messages import MAX_FRAME_BYTES, Frame, Payload, decode_frame, encode_frame
 
 Receiver = Callable[[Frame, memoryview], None]
 """Takes a frame and its payload, which is not used again by the socket."""
@@ -250,7 +250,7 @@ class LinkSocket(asyncio.BufferedProtocol):
 
     # ---- sending ----
 
-    def send(self, frame: Frame, payload: list[bytes] | None = None) -> bool:
+    def send(self, frame: Frame, payload: Payload | None = None) -> bool:
         """Whether it was accepted: False if too much is already waiting, or the link is lost. A frame that is not
         accepted has no number.
         """

@@ -27,7 +27,7 @@ from natslog.model import BrokerId
 from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, Hello
 from natslog.node.peers.introduction import introduce
 from natslog.node.peers.link_socket import LinkSocket
-from natslog.node.peers.messages import Answered, Ask, FetchResponse, Frame, decode_value
+from natslog.node.peers.messages import Answered, Ask, FetchResponse, Frame, Payload, decode_value
 from natslog.node.peers.owner import LinkOwner
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.request_ids import current_request_id
@@ -194,7 +194,7 @@ class DialledLink:
 async def serve_link(owner: LinkOwner, socket: LinkSocket, peer: Hello) -> None:
     """The other end of a dialled link, from its first frame to its end."""
 
-    def reply(frame: Frame, payload: list[bytes] | None) -> None:
+    def reply(frame: Frame, payload: Payload | None) -> None:
         socket.send(frame, payload)  # frames that cannot be sent are lost, and requested again
 
     owner.served.add(socket)

@@ -8,10 +8,12 @@ shape are sent as JSON text of at most 8 MiB within the header, as nested empty 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias, assert_never
 
 import msgspec
 
+from natslog.arrow.row_buffers import Buffer
 from natslog.cluster.commands import Proposal, RegisterBroker
 from natslog.cluster.roles import BeforeStart, Diverging, Fenced, FetchPosition, Matching, Verdict
 from natslog.consensus import MAX_BROKER_ID, MAX_COUNT, Message, require_sound, require_storable
@@ -22,6 +24,8 @@ MAX_FRAME_BYTES = 96 * 1024 * 1024
 _MAX_HEADER_BYTES = 32 * 1024 * 1024
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 _MAX_FETCH_BYTES = 32 * 1024 * 1024
+
+Payload: TypeAlias = Sequence[Buffer]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Id = Annotated[BrokerId, msgspec.Meta(ge=1, le=MAX_BROKER_ID)]
@@ -143,7 +147,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 
 
-def encode_frame(frame: Frame, payload: list[bytes] | None = None) -> list[bytes]:
+def encode_frame(frame: Frame, payload: Payload | None = None) -> list[Buffer]:
     """In parts, for the seal to join them."""
     header = _encoder.encode(frame)
     return [len(header).to_bytes(4, "big"), header, *(payload or ())]

@@ -9,7 +9,7 @@ from natslog.errors import NatslogError
 from natslog.node.peers.handshake import Hello
 from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.link_socket import LinkSocket
-from natslog.node.peers.messages import Frame, Welcome
+from natslog.node.peers.messages import Frame, Payload, Welcome
 
 
 class LinkOwner(Protocol):
@@ -32,7 +32,7 @@ class LinkOwner(Protocol):
 
     def welcome_for(self, hello: Hello) -> Welcome | None: ...
 
-    def received(self, peer: Hello, frame: Frame, reply: Callable[[Frame, list[bytes] | None], None]) -> None:
+    def received(self, peer: Hello, frame: Frame, reply: Callable[[Frame, Payload | None], None]) -> None:
         """A frame on a link that the other side dialled."""
 
     def refused(self, error: NatslogError) -> None:

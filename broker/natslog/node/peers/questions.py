@@ -11,14 +11,14 @@ import msgspec
 
 from natslog.errors import NatslogError, Overloaded
 from natslog.log_events import event
-from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, decode_value
+from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, Payload, decode_value
 from natslog.request_ids import handling
 
 logger = logging.getLogger("natslog.cluster")
 
 _MOST_QUESTIONS = 1024
 
-Reply = Callable[[Frame, list[bytes] | None], None]
+Reply = Callable[[Frame, Payload | None], None]
 Answerer = Callable[..., Awaitable[Any]]
 
 

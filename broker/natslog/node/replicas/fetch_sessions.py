@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from natslog.arrow import ipc
+from natslog.arrow.row_buffers import Buffer
 from natslog.cluster.roles import Fenced, FetchPosition, LeaderReplica, Matching, Verdict
 from natslog.errors import CorruptLog, NatslogError
 from natslog.log import ReplicaLog
+from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.begun import begin
@@ -27,7 +29,7 @@ from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 
-Reply = Callable[[FetchResponse, list[bytes]], None]
+Reply = Callable[[FetchResponse, Sequence[Buffer]], None]
 
 _WAIT_S = 0.5
 _EXPECTED_WAIT_S, _EXPECTED_WITHIN_S = 0.02, 1.0
@@ -98,6 +100,8 @@ class FetchSession:
         self._due_later: set[StreamId] = set()
         self._catching_up: dict[StreamId, _Part] = {}
         self._sent_by: dict[StreamId, LeaderReplica] = {}  # who sent records, until the next position is known
+        self._sent_until: dict[StreamId, int] = {}  # the end of what was sent before it was synced, until then
+        self._complete: dict[StreamId, LeaderReplica] = {}  # who has found that the follower has all there was
         self._expected: dict[StreamId, float] = {}  # the position in each of these, until then
         self._held: tuple[FetchRequest, Reply] | None = None  # until a stream is due
         self._held_until_s = 0.0
@@ -118,9 +122,15 @@ class FetchSession:
         self._expected = {stream_id: until_s for stream_id, until_s in self._expected.items() if until_s > now_s}
         return _EXPECTED_WAIT_S if self._expected else _WAIT_S
 
-    def mark(self, stream_id: StreamId, *, has_records: bool) -> None:
-        """A stream has new data: records, or only another HW."""
+    def mark(self, stream_id: StreamId, *, has_records: bool, end_offset: int | None = None) -> None:
+        """A stream has new data: records, or only another HW.
+
+        Args:
+            end_offset: of the log now; None: it has not changed.
+        """
         if stream_id not in self._positions or stream_id in self._due or stream_id in self._catching_up:
+            return
+        if end_offset is not None and self._sent_until.get(stream_id) == end_offset:
             return
         if has_records:
             self._due_later.discard(stream_id)
@@ -130,6 +140,29 @@ class FetchSession:
             if not self._due_later:
                 asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
             self._due_later.add(stream_id)
+
+    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> None:
+        """Sends a commit that is not synced here yet, if the follower has everything before it, and waits for more."""
+        held, leading, log = self._held, stream.leading, stream.usable_log()
+        position, header = self._positions.get(stream.id), batch.header
+        if held is None or self._due or position is None or self._complete.get(stream.id) is not leading:
+            return
+        if leading is None or position.offset != header.base_offset:
+            return
+        self._held = None
+        self._sent_by[stream.id], self._sent_until[stream.id] = leading, header.end_offset
+        self._due_later.discard(stream.id)
+        answer = FetchAnswer(
+            stream.id,
+            leading.epoch,
+            Matching(),
+            stream.high_watermark,
+            log.first_readable_offset,
+            header.total_bytes,
+            log.kept_ids.serial,
+        )
+        (request, reply) = held
+        reply(FetchResponse(request.number, (answer,)), batch.pieces)
 
     def _send_high_watermarks(self) -> None:
         self._due |= dict.fromkeys(self._due_later)
@@ -148,6 +181,7 @@ class FetchSession:
         for stream_id in request.forget:
             self._positions.pop(stream_id, None)
             self._sent_by.pop(stream_id, None)
+            self._complete.pop(stream_id, None)
             self._due.pop(stream_id, None)
             if (stream := self._find(stream_id)) is not None:
                 stream.sessions.discard(self)
@@ -239,7 +273,14 @@ class FetchSession:
             return None
         self._expected.pop(stream_id, None)
         stream.sessions.add(self)
-        return stream.fetched(self.follower, position, self.incarnation)
+        self._complete.pop(stream_id, None)
+        self._sent_until.pop(stream_id, None)
+        verdict = stream.fetched(self.follower, position, self.incarnation)
+        leading, log = stream.leading, stream.log
+        end_offset = None if log is None else log.written_end_offset
+        if leading is not None and isinstance(verdict, Matching) and position.offset == end_offset:
+            self._complete[stream_id] = leading
+        return verdict
 
     def _only_confirms(self, stream_id: StreamId, position: FetchPosition, verdict: Verdict | None) -> bool:
         """Whether this is where the records end that were just sent, and so does the log."""

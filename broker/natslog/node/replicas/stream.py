@@ -56,6 +56,7 @@ from natslog.errors import (
 )
 from natslog.ingest.ack_rules import AckRules
 from natslog.log import ReplicaLog
+from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.erasing import ErasedOffsets
 from natslog.log.removed import from_bytes
 from natslog.log.sealed import SealedSegment
@@ -98,9 +99,11 @@ _COMPANION_WITHIN_S = 5.0
 class SessionMark(Protocol):
     """The interface of a follower's session for a stream."""
 
-    def mark(self, stream_id: StreamId, *, has_records: bool) -> None: ...
+    def mark(self, stream_id: StreamId, *, has_records: bool, end_offset: int | None = None) -> None: ...
 
     def answer(self) -> None: ...
+
+    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> None: ...
 
     def is_outpaced(self, stream_id: StreamId) -> bool: ...
 
@@ -375,10 +378,16 @@ class HostedStream:
         self._replica.pass_time(now_ms)
         return True
 
+    def send_written(self, batch: EncodedBatch) -> None:
+        """A commit of the leader is written, and is synced next: followers sync it meanwhile."""
+        for session in self.sessions:
+            session.send_written(self, batch)
+
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         self._replica.appended(end_offset, run_start)
-        self._mark_sessions()
+        for each in self.sessions:
+            each.mark(self.id, has_records=True, end_offset=end_offset)
         self._progress()
         for session in tuple(self.sessions):
             session.answer()
@@ -1006,6 +1015,7 @@ class HostedStream:
             ack_rules=self._ack_rules(record.settings),
             stats=self.stats,
             appended=self.appended,
+            written=self.send_written,
             refusal=self.refusal,
             batch_format=lambda: self.batch_format,
         )

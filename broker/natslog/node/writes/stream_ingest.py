@@ -57,11 +57,13 @@ from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_mess
 from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
 from natslog.ingest.unwanted import split_by_subject, split_by_text
 from natslog.log import RunLog
+from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.stream_log import ROW_BYTES
 from natslog.log_events import event
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
 from natslog.node.writes.commit_spans import CommitSpan
+from natslog.node.writes.commit_timing import CommitTiming
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.header_checks import feature_refusals, refusal_of
@@ -157,6 +159,7 @@ class StreamIngest:
         pace: of the disk, shared by the streams of a broker.
         appended: told, in the event loop, where the log ends now; calls `release` with the high watermark that
             follows. Without it all that is appended is committed.
+        written: told, in the event loop, of a small commit that is written, before it is synced.
         refusal: why nothing may be appended now, if so; asked from any thread.
         batch_format: of what is appended now (see `arrow.batch_line`); asked from any thread.
 
@@ -180,6 +183,7 @@ class StreamIngest:
         stats: IngestStats | None = None,
         pace: DiskPace | None = None,
         appended: Callable[[int], object] | None = None,
+        written: Callable[[EncodedBatch], None] | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
         batch_format: Callable[[], int] = lambda: LATEST_FORMAT,
     ) -> None:
@@ -201,9 +205,13 @@ class StreamIngest:
         self._loop = asyncio.get_running_loop()
         self._last_complaint = -_LOG_EVERY_S
         self._appended = appended or self.release
+        self._written = written
         self._refusal = refusal
         self._batch_format = batch_format
         self._uncommitted: deque[_Outcome] = deque()
+        self._timing = CommitTiming()
+        self._is_copying = False  # copies of a commit are awaited
+        self._postponed: asyncio.TimerHandle | None = None
         self._begun = self._ended = 0  # builders so far: that rows were gathered in, and whose commit has an outcome
         self._abandoned = False
         self._on_bug: Callable[[str, BaseException], None]
@@ -211,6 +219,7 @@ class StreamIngest:
         self._lock = threading.Lock()  # guards what follows
         self._gathered: deque[_Gathering] = deque()
         self._has_turn = False
+        self._is_in_loop = False  # the present turn
         self._is_turn_due = False  # for the event loop
         self._closing = False
         self._roll_due = False
@@ -247,6 +256,8 @@ class StreamIngest:
     async def drained(self) -> None:
         """Returns when all messages received so far are appended; no more messages may arrive."""
         with self._lock:
+            if self._gathered:
+                self._ensure_turn()
             if self._has_turn and not self._stopped.is_set():
                 self._idle = self._idle or asyncio.Event()
             idle = self._idle
@@ -282,11 +293,15 @@ class StreamIngest:
         """Commits a few plain messages at once, without gathering them; False, and nothing is done, where they, what is
         pending or the stream need more than that.
         """
-        if self._has_turn or self._has_spans or self._batch_format() == FIRST_FORMAT:
+        if self._has_turn or self._gathered or self._has_spans:
+            return False
+        if self._batch_format() == FIRST_FORMAT:
             return False
         most_bytes = _QUICK_BYTES if self.max_message_bytes is None else self.max_message_bytes
         size_bytes = self.ack_rules.plain_bytes(frames, most_bytes)
         if not 0 < size_bytes <= _QUICK_BYTES or not self._memory.fits(size_bytes) or self.why_not() is not None:
+            return False
+        if self._timing.pause_s(len(frames.rows), time.monotonic()) > 0:
             return False
         now_us = self.stream_time.now_us()
         with self._lock:
@@ -520,12 +535,15 @@ class StreamIngest:
             self._count_refused(1, error)
         if outcome.stored:
             self._appended(outcome.end_offset)  # releases messages that are committed by it
+            if self._uncommitted:
+                self._is_copying = True
+                self._timing.copying(time.monotonic())
         else:
             self.release(self.log.high_watermark)
 
     def release(self, high_watermark: int) -> None:
         """Sets HW: sends acks for everything below it."""
-        waiting = self._uncommitted
+        waiting, acked_rows = self._uncommitted, 0
         while waiting and waiting[0].end_offset <= high_watermark:
             outcome = waiting.popleft()
             self._memory.give_back(outcome.held_bytes)
@@ -538,6 +556,12 @@ class StreamIngest:
             if outcome.answers is not None:
                 self._answer(outcome.answers, outcome.rows)
             outcome.end_span()
+            acked_rows += outcome.rows
+        if acked_rows and self._is_copying:
+            self._is_copying = bool(waiting)
+            gathered_rows = sum(one.builder.rows for one in self._gathered)
+            self._timing.acked(acked_rows, gathered_rows, time.monotonic(), is_last=not waiting)
+            self._begin_gathered()
 
     def change_window(self, window_s: float) -> None:
         """Another deduplication window; the writer rebuilds it between two commits."""
@@ -570,16 +594,34 @@ class StreamIngest:
             self._turn_in_thread()
 
     def _begin_turn(self) -> None:
-        """For the messages that were just received: in the event loop, without another turn of it, or in a thread."""
+        """For the messages that were just received, or that have waited: in the event loop, without another turn of it,
+        or in a thread.
+        """
         self._is_turn_due = False
         with self._lock:
-            is_quick = self._is_gathered_quick() and self._is_quick(
-                self._gathered[0].builder.rows, self.stream_time.now_us()
-            )
+            rows, is_small = self._gathered[0].builder.rows, self._is_gathered_quick()
+            pause_s = self._timing.pause_s(rows, time.monotonic()) if is_small and not self._closing else 0.0
+            if pause_s > 0:
+                self._has_turn = False
+                if self._postponed is None:
+                    self._postponed = self._loop.call_later(pause_s, self._begin_postponed)
+                return
+            is_quick = is_small and self._is_quick(rows, self.stream_time.now_us())
         if is_quick:
             self._turn(self._finish, self._pace.took)
         else:
             self._turn_in_thread()
+
+    def _begin_postponed(self) -> None:
+        self._postponed = None
+        self._begin_gathered()
+
+    def _begin_gathered(self) -> None:
+        with self._lock:
+            if self._has_turn or not self._gathered:
+                return
+            self._has_turn = True
+        self._begin_turn()
 
     def _turn_in_thread(self) -> None:
         self._executor.submit(self._turn, self._finish_soon, self._pace.took_in_thread)
@@ -621,6 +663,7 @@ class StreamIngest:
             finish: takes the outcome of each commit. took: takes the seconds that each took. first: comes before what
                 is pending.
         """
+        self._is_in_loop = finish == self._finish
         try:
             until, work = time.monotonic() + _TURN_S, first
             while (work := work or self._next_work(finish, took)) is not None:
@@ -715,7 +758,7 @@ class StreamIngest:
         """In the event loop: see `_begin_plain`."""
         rows, started = len(frames.rows), time.perf_counter()
         try:
-            base_offset, _ = self.log.append_plain(frames, size_bytes, now_us)
+            base_offset, _ = self.log.append_plain(frames, size_bytes, now_us, self._written)
         except NatslogError as error:
             self._finish(_Outcome(rows, 0, 0, 0.0, self._refusals_of(frames, error), error))
             return
@@ -835,7 +878,8 @@ class StreamIngest:
         return offsets, duplicate if duplicate.any() else None, unmet
 
     def _append_rows(self, rows: RowBuffers, time_us: int) -> int:
-        base_offset, _ = self.log.append(rows, time_us, self._batch_format())
+        written = self._written if self._is_in_loop else None
+        base_offset, _ = self.log.append(rows, time_us, self._batch_format(), written)
         self._last_of_subjects.appended(rows, base_offset)
         return base_offset
 
