@@ -84,6 +84,8 @@ def judge(
     """The response of a leader of `epoch` to a follower's position."""
     if position.epoch != epoch:
         return Fenced(epoch)
+    if position.last_epoch == epochs.latest and log_start_offset < position.offset <= log_end_offset:
+        return Matching()  # as below: the records of the last epoch end where the log does
     epoch_below = epochs.last_epoch_before(log_start_offset)
     from_start = BeforeStart(log_start_offset, epoch_below)
     if position.offset < log_start_offset:

@@ -106,6 +106,17 @@ class ClockReading(NamedTuple):
     steady_us: int = 0
     beginning_us: int = 0
 
+    def after(self, passed_us: int) -> ClockReading:
+        """The same clocks so much later, if none of them has jumped."""
+        wall_us, elapsed_us, agreed_us, steady_us, beginning_us = self
+        return ClockReading(
+            wall_us + passed_us,
+            elapsed_us + passed_us,
+            None if agreed_us is None else agreed_us + passed_us,
+            steady_us + passed_us if steady_us else 0,
+            beginning_us + passed_us if beginning_us else 0,
+        )
+
 
 class StreamClock:
     """One stream's time, at the broker that leads it.

@@ -135,10 +135,14 @@ class Track:
 
     def advance(self, counted: Iterable[BrokerId]) -> None:
         """HW is the least end offset of these replicas, if all are known."""
-        ends = [self.end_of(broker) for broker in counted]
-        if None not in ends:
-            reached = self._whole_runs_below(min(end for end in ends if end is not None))
-            self.high_watermark = max(self.high_watermark, reached)
+        lowest = self.log_end_offset
+        for broker in counted:
+            if broker != self.me:
+                copy = self.copies.get(broker)
+                if copy is None or copy.end_offset is None:
+                    return
+                lowest = min(lowest, copy.end_offset)
+        self.high_watermark = max(self.high_watermark, self._whole_runs_below(lowest))
 
     def _whole_runs_below(self, end_offset: int) -> int:
         """The same, or where the run starts that it is inside of."""

@@ -36,6 +36,7 @@ logger = logging.getLogger("natslog.cluster")
 
 CLOCKS_APART_S = 30.0
 """Brokers whose clocks differ by more are reported to operators."""
+_READING_HOLDS_US = 10_000
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -63,6 +64,7 @@ class ClusterClock:
         self._brokers: frozenset[BrokerId] = frozenset()
         self.is_alone = False
         self._member_samples: tuple[ClockSample, ...] = ()
+        self._last: ClockReading | None = None
         self._steadiness = self._stored() or Steadiness(now_us() - elapsed_us(), elapsed_us())
         self._is_stored = False
 
@@ -137,6 +139,7 @@ class ClusterClock:
             )
 
     def _select_samples(self) -> None:
+        self._last = None
         is_member = self._me in self._brokers
         self._member_samples = tuple(
             one for broker, one in self._samples.items() if is_member and broker in self._brokers
@@ -145,7 +148,15 @@ class ClusterClock:
     # ---- what follows: any thread ----
 
     def reading(self) -> ClockReading:
-        wall_us, passed_us = now_us(), elapsed_us()
+        """All clocks now. Those that were compared a moment ago are not compared again: they have advanced since."""
+        last = self._last
+        passed_us = elapsed_us()
+        if last is None or not 0 <= passed_us - last.elapsed_us < _READING_HOLDS_US:
+            last = self._last = self._compared(passed_us)
+        return last.after(passed_us - last.elapsed_us) if passed_us != last.elapsed_us else last
+
+    def _compared(self, passed_us: int) -> ClockReading:
+        wall_us = now_us()
         if self.is_alone:
             return ClockReading(wall_us, passed_us, None, self._steadiness.steady_us(wall_us, passed_us))
         known, brokers = self._member_samples, len(self._brokers)

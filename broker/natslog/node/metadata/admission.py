@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from natslog.cluster.commands import BrokerRecord
 from natslog.cluster.features import FIRST_LEVEL, FIRST_VERSION, LATEST_LEVEL
 from natslog.cluster.incarnations import outdated_folder
 from natslog.config import BrokerConfig
@@ -35,6 +36,7 @@ class Admission:
         self.clock = ClusterClock(self.me, data_dir.path / "clock")
         self._data_dir = data_dir
         self._refused_ms: dict[str, float] = {}
+        self._checked: dict[BrokerId, tuple[BrokerRecord | None, Hello]] = {}  # `check_still_current`
         self._stored_commit = group.raft.commit
 
     @property
@@ -128,8 +130,12 @@ class Admission:
         level 1 a life is registered by another name than the handshake has.) Raises OutdatedFolder.
         """
         known = self.group.state.brokers.get(peer.broker)
+        checked = self._checked.get(peer.broker)
+        if checked is not None and checked[0] is known and checked[1] is peer:
+            return  # as for the frame before
         if known is not None and known.nonce:
             self._check_lives(peer)
+        self._checked[peer.broker] = known, peer
 
     def _check_level(self, hello: Hello) -> None:
         level = self.group.state.feature_level

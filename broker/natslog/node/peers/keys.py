@@ -86,7 +86,7 @@ class Sealer:
         """The parts in one piece, and the seal behind them."""
         frame = bytearray().join((*parts, _NO_SEAL))
         with memoryview(frame) as view:
-            view[-SEAL_BYTES:] = self._cipher.encrypt(_nonce(self._number), _NOTHING, view[:-SEAL_BYTES])
+            view[-SEAL_BYTES:] = self._cipher.encrypt(self._number.to_bytes(12, "big"), _NOTHING, view[:-SEAL_BYTES])
         self._number += 1
         return frame
 
@@ -106,7 +106,7 @@ class Opener:
         """
         view = memoryview(frame)
         try:
-            self._cipher.decrypt(_nonce(self._number), view[-SEAL_BYTES:], view[:-SEAL_BYTES])
+            self._cipher.decrypt(self._number.to_bytes(12, "big"), view[-SEAL_BYTES:], view[:-SEAL_BYTES])
         except (InvalidTag, ValueError) as error:
             raise ClusterMismatch(
                 f"frame {self._number} of a link between brokers is not authentic: it was changed, repeated or "
@@ -115,10 +115,6 @@ class Opener:
             ) from error
         self._number += 1
         return view[:-SEAL_BYTES]
-
-
-def _nonce(number: int) -> bytes:
-    return number.to_bytes(12, "big")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ _CLOSE_WITHIN_S = 1.0
 _ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY, _CLOSE, _PING, _PONG = 0x82, 0x88, 0x89, 0x8A  # as first byte of a frame: it is the whole message
 _MASKED, _NO_MASK = 0x80, bytes(4)
+_NO_MASKS = (b"", _NO_MASK)
 _MOST_CONTROL_BYTES, _MOST_HEADER_BYTES = 125, 14
 
 
@@ -132,8 +133,7 @@ class LinkSocket(asyncio.BufferedProtocol):
             return
         self._receiver = receiver
         self._beat = self._loop.call_later(PING_S / 2, self._check_contact)
-        if self._filled:
-            self._guarded(self._process)
+        self.buffer_updated(0)
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -152,11 +152,17 @@ class LinkSocket(asyncio.BufferedProtocol):
         if self._large is not None:
             self._large_filled += nbytes
             if self._large_filled == len(self._large):
-                self._guarded(self._process_large)
+                try:
+                    self._process_large()
+                except Exception as error:
+                    self._fail(error)
             return
         self._filled += nbytes
         if self._answered is None:
-            self._guarded(self._process)
+            try:
+                self._process()
+            except Exception as error:
+                self._fail(error)
         elif (end := self._buffer.find(b"\r\n\r\n", 0, self._filled)) >= 0 or self._filled == _BUFFER_BYTES:
             assert self._transport is not None, "it is connected"
             self._transport.pause_reading()
@@ -179,14 +185,11 @@ class LinkSocket(asyncio.BufferedProtocol):
         if self._former is not None:  # afterwards: it cancels the handler of the request
             self._loop.call_soon(self._former.connection_lost, exc)
 
-    def _guarded(self, process: Callable[[], None]) -> None:
-        """What a frame leads to may be an error that ends the link: whoever waits for its end gets it."""
-        try:
-            process()
-        except Exception as error:
-            self._problem = error
-            self.close()
-            self._ended.set()
+    def _fail(self, error: Exception) -> None:
+        """What a frame leads to may be an error that ends the link: `ended` raises it."""
+        self._problem = error
+        self.close()
+        self._ended.set()
 
     def _process(self) -> None:
         """Every whole frame in the buffer."""
@@ -202,20 +205,24 @@ class LinkSocket(asyncio.BufferedProtocol):
             start += 4 if is_masked else 0
             if start > self._filled:
                 break
-            _require_known(first, length)
+            if first != _BINARY or length > MAX_FRAME_BYTES:
+                _require_known(first, length)
             mask = bytes(buffer[start - 4 : start]) if is_masked else b""
             if start + length > _BUFFER_BYTES and position == 0:
                 self._begin_large(first, start, length, mask)
                 return
             if start + length > self._filled:
                 break
-            data = buffer[start : start + length]  # a copy: the buffer is used again
+            data = memoryview(buffer[start : start + length])  # a copy: the buffer is used again
             position = start + length
-            self._frame(first, _unmasked(memoryview(data), mask))
-            if self._problem is not None or self._ended.is_set():
+            self._frame(first, data if mask in _NO_MASKS else _unmasked(data, mask))
+            if self._ended.is_set():
                 return
+        if position == self._filled:
+            self._filled = 0
+            return
         self._drop(position)
-        if position and self._filled:  # perhaps the first bytes of a large one
+        if position:  # perhaps the first bytes of a large one
             self._process()
 
     def _drop(self, count: int) -> None:
@@ -234,7 +241,8 @@ class LinkSocket(asyncio.BufferedProtocol):
     def _process_large(self) -> None:
         large, self._large = self._large, None
         assert large is not None, "one is received"
-        self._frame(self._large_first, _unmasked(large, self._large_mask))
+        mask = self._large_mask
+        self._frame(self._large_first, large if mask in _NO_MASKS else _unmasked(large, mask))
 
     def _frame(self, first: int, data: memoryview) -> None:
         match first:
@@ -334,11 +342,10 @@ def _require_known(first: int, length: int) -> None:
 
 
 def _unmasked(data: memoryview, mask: bytes) -> memoryview:
-    """In place. `mask`: empty, or four bytes."""
-    if mask.strip(b"\0"):
-        whole = len(data) & ~3
-        words = np.frombuffer(data[:whole], np.uint32)
-        words ^= np.frombuffer(mask, np.uint32)
-        for at in range(whole, len(data)):
-            data[at] ^= mask[at - whole]
+    """In place. `mask`: four bytes."""
+    whole = len(data) & ~3
+    words = np.frombuffer(data[:whole], np.uint32)
+    words ^= np.frombuffer(mask, np.uint32)
+    for at in range(whole, len(data)):
+        data[at] ^= mask[at - whole]
     return data

@@ -106,6 +106,8 @@ class FetchSession:
         self._held: tuple[FetchRequest, Reply] | None = None  # until a stream is due
         self._held_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._due_later_from_s = 0.0  # when the first of them was marked
+        self._high_watermark_timer: asyncio.TimerHandle | None = None
         self._is_answer_due = False
 
     def expect(self, stream_id: StreamId) -> None:
@@ -118,6 +120,8 @@ class FetchSession:
 
     def _wait_s(self) -> float:
         """For how long a request is held while no stream is due."""
+        if not self._expected:
+            return _WAIT_S
         now_s = time.monotonic()
         self._expected = {stream_id: until_s for stream_id, until_s in self._expected.items() if until_s > now_s}
         return _EXPECTED_WAIT_S if self._expected else _WAIT_S
@@ -137,9 +141,12 @@ class FetchSession:
             self._due[stream_id] = None
             self._answer_soon()
         elif stream_id not in self._due_later:
+            loop = asyncio.get_running_loop()
             if not self._due_later:
-                asyncio.get_running_loop().call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
+                self._due_later_from_s = loop.time()
             self._due_later.add(stream_id)
+            if self._high_watermark_timer is None:
+                self._high_watermark_timer = loop.call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
 
     def send_written(self, stream: HostedStream, batch: EncodedBatch) -> None:
         """Sends a commit that is not synced here yet, if the follower has everything before it, and waits for more."""
@@ -165,6 +172,12 @@ class FetchSession:
         reply(FetchResponse(request.number, (answer,)), batch.pieces)
 
     def _send_high_watermarks(self) -> None:
+        """One timer serves many of them: most are sent with records before it ends."""
+        self._high_watermark_timer, loop = None, asyncio.get_running_loop()
+        due_s = self._due_later_from_s + _HIGH_WATERMARK_WAITS_S
+        if self._due_later and loop.time() < due_s:
+            self._high_watermark_timer = loop.call_at(due_s, self._send_high_watermarks)
+            return
         self._due |= dict.fromkeys(self._due_later)
         self._due_later.clear()
         self.answer()
@@ -365,8 +378,9 @@ class FetchSession:
                 stream.sessions.discard(self)
         self._positions.clear()
         self._held = None
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._high_watermark_timer):
+            if timer is not None:
+                timer.cancel()
 
 
 def records_from(log: ReplicaLog, start: int, max_bytes: int) -> list[bytes]:
