@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 _QUICK_S, _SLOW_S = 0.001, 0.003
-_MOST_COUNTED_S = 0.01
+_MOST_COUNTED_S = 0.006
 _SHARE_OVER_S, _MOST_BLOCKED = 0.1, 0.5
 _PAUSES = 100
 _LONGEST_PAUSE_S = 30.0

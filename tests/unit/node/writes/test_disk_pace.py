@@ -46,6 +46,22 @@ def test_one_slow_write_is_none_of_a_slow_disk() -> None:
             pace.took(0.0003)
 
 
+def test_a_disk_of_two_milliseconds_blocks_the_event_loop_for_half_of_the_time() -> None:
+    """Beyond that threads write, several at once."""
+    clock = Clock()
+    pace, blocked_s, began_s = of_known_disk(clock), 0.0, clock.now_s
+    for _ in range(20):
+        pace.took(0.002)
+        clock.now_s += 0.1
+    while clock.now_s < began_s + 10:
+        clock.now_s += 0.0001
+        if pace.is_quick:
+            pace.took(0.002)
+            clock.now_s += 0.002
+            blocked_s += 0.002
+    assert 3.5 < blocked_s < 6
+
+
 def test_a_disk_that_has_stopped_is_left_to_threads_at_once() -> None:
     pace = of_known_disk(Clock())
     pace.took(0.1)
@@ -55,9 +71,10 @@ def test_a_disk_that_has_stopped_is_left_to_threads_at_once() -> None:
 def test_slow_writes_are_followed_by_threads_and_then_by_an_attempt() -> None:
     clock = Clock()
     pace = of_known_disk(clock)
-    for _ in range(2):
+    for _ in range(5):
         pace.took(0.02)
-        assert pace.is_quick, "the mean is still below a millisecond"
+        clock.now_s += 0.2
+        assert pace.is_quick, "the mean is still below three milliseconds"
     pace.took(0.02)
     assert not pace.is_quick
     clock.now_s += 1.9

@@ -94,13 +94,14 @@ def test_a_quick_disk_is_written_by_the_loop_and_a_slow_one_by_threads(
 ) -> None:
     append, threads, slowness = ActiveSegment.append, [], [0.0]
 
-    def watched(*arguments: Any) -> None:
+    def watched(*arguments: Any, **named: Any) -> None:
         threads.append(threading.current_thread().name)
         time.sleep(slowness[0])
-        append(*arguments)
+        append(*arguments, **named)
 
     monkeypatch.setattr(ActiveSegment, "append", watched)
-    monkeypatch.setattr("natslog.node.writes.disk_pace._QUICK_S", 0.2)  # this machine's disk may be busy
+    for name in ("_QUICK_S", "_SLOW_S"):
+        monkeypatch.setattr(f"natslog.node.writes.disk_pace.{name}", 0.2)  # this machine's disk may be busy
     monkeypatch.setattr("natslog.node.writes.disk_pace._MOST_COUNTED_S", 10.0)
 
     async def work(ingest: StreamIngest, sent: Sent) -> None:
@@ -208,9 +209,9 @@ def test_a_due_roll_and_its_fsyncs_are_left_to_a_thread(log_folder: Path, monkey
         rolled_by.append(threading.current_thread().name)
         return create(*arguments)
 
-    def noting_append(*arguments: Any) -> None:
+    def noting_append(*arguments: Any, **named: Any) -> None:
         appended_by.append(threading.current_thread().name)
-        append(*arguments)
+        append(*arguments, **named)
 
     monkeypatch.setattr(ActiveSegment, "create", noting_roll)
     monkeypatch.setattr(ActiveSegment, "append", noting_append)
