@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 _QUICK_S, _SLOW_S = 0.001, 0.003
-_MOST_COUNTED_S = 0.006
+_MOST_COUNTED_S = 0.004
 _SHARE_OVER_S, _MOST_BLOCKED = 0.1, 0.5
 _PAUSES = 100
 _LONGEST_PAUSE_S = 30.0
@@ -53,7 +53,7 @@ class DiskPace:
         self._blocked_s = self._blocked_until(self._clock()) + seconds
         if seconds >= _STALLED_S:
             self._usual_s = max(self._usual_s, _SLOW_S)
-        if seconds >= _SLOW_S:
+        if seconds >= _QUICK_S:
             self._postpone(seconds)
 
     def took_in_thread(self, seconds: float) -> None:
