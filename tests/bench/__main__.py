@@ -47,8 +47,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="comma-separated: publish, few, latency, flood, scan, singly, skew, typed, sink, append, streams, start, "
-        "replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run "
+        help="comma-separated: publish, few, few-replicated, latency, flood, scan, singly, skew, typed, sink, append, "
+        "streams, start, replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run "
         "only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
         "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
         "jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, jetstream-publish; or console, which "
@@ -65,6 +65,7 @@ def main() -> None:
     parts: dict[str, Callable[[], list[Comparison]]] = {
         "publish": lambda: publishing.acked(given.pairs, peaks.append),
         "few": lambda: publishing.few_in_flight(given.pairs),
+        "few-replicated": lambda: publishing.few_in_flight_replicated(given.pairs),
         "latency": lambda: publishing.latency(given.pairs),
         "flood": lambda: [publishing.flood(min(given.pairs, 3), peaks.append)],
         "scan": lambda: spark_scan.scans(given.pairs),

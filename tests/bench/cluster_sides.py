@@ -48,11 +48,13 @@ def natslog_cluster_side(**settings: Any) -> Iterator[tuple[NatsServer, list[Bro
 
 
 @contextmanager
-def jetstream_cluster_side() -> Iterator[NatsServer]:
-    """Three servers, file storage, fsync every 2 minutes (default), one empty stream R3; yields the one that leads."""
+def jetstream_cluster_side(*, sync_always: bool = False) -> Iterator[NatsServer]:
+    """Three servers, file storage, fsync every 2 minutes (default) or for each message, one empty stream R3; yields the
+    one that leads.
+    """
     with scratch() as folder:
         routes = [free_port() for _ in range(3)]
-        servers = [_server(folder, at, routes) for at in range(3)]
+        servers = [_server(folder, at, routes, "sync_interval: always" if sync_always else "") for at in range(3)]
         try:
             for server in servers:
                 server.start()
@@ -63,11 +65,11 @@ def jetstream_cluster_side() -> Iterator[NatsServer]:
                 server.stop()
 
 
-def _server(folder: Path, at: int, routes: list[int]) -> NatsServer:
+def _server(folder: Path, at: int, routes: list[int], storage: str) -> NatsServer:
     config = folder / f"nats-{at}.conf"
     peers = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
     config.write_text(
-        f'server_name: n{at}\njetstream {{ store_dir: "{folder / f"js{at}"}" }}\n'
+        f'server_name: n{at}\njetstream {{ store_dir: "{folder / f"js{at}"}", {storage} }}\n'
         f'cluster {{ name: bench, listen: "127.0.0.1:{routes[at]}", routes: [{peers}] }}\n'
     )
     return NatsServer(0, folder / f"nats-{at}.log", arguments=("-c", str(config)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from natslog.nats_server import NatsServer
+from tests.bench.cluster_sides import jetstream_cluster_side, natslog_cluster_side
 from tests.bench.pairs import Comparison, compare, console
 from tests.bench.sides import (
     ROOT,
@@ -86,13 +87,13 @@ def acked(pairs: int, peak: Peak) -> list[Comparison]:
 
 
 @contextmanager
-def _echo(*, syncs: bool = False) -> Iterator[NatsServer]:
+def _echo(*, syncs: bool = False, copies: int = 0) -> Iterator[NatsServer]:
     """Our own ingest without a log: what remains is nats-server, the publisher and the two sockets; with `syncs`, also
-    a write and a sync for what came together.
+    a write and a sync for what came together; with `copies`, the same in so many other processes.
     """
     with scratch() as folder:
         server = NatsServer(0, folder / "nats.log").start()
-        file = [str(folder / "synced")] if syncs else []
+        file = [str(folder / "synced"), str(copies)] if syncs else []
         command = [sys.executable, "-m", "tests.bench.echo", str(server.port), SUBJECT, *file]
         echo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         try:
@@ -105,25 +106,55 @@ def _echo(*, syncs: bool = False) -> Iterator[NatsServer]:
             server.stop()
 
 
-def _echo_rate(window: int = 40_000, *, syncs: bool = False) -> float:
-    with _echo(syncs=syncs) as server:
+def _echo_rate(window: int = 40_000, *, syncs: bool = False, copies: int = 0) -> float:
+    with _echo(syncs=syncs, copies=copies) as server:
         return raw_publish(server, "acked", bytes=128, window=window, seconds=_SECONDS, warm=_WARM)["rate"]
 
 
 def few_in_flight(pairs: int) -> list[Comparison]:
     """One connection that waits for acks: a commit is a message, or a few."""
+    return _few(
+        pairs,
+        "",
+        {
+            "natslog": lambda window: _natslog_rate(128, window, lambda peak: None),
+            "always": lambda window: _jetstream_rate(128, window, sync_always=True),
+            "limit": lambda window: _echo_rate(window, syncs=True),
+        },
+    )
+
+
+def few_in_flight_replicated(pairs: int) -> list[Comparison]:
+    """The same with three replicas, on one machine: three brokers, three servers, three processes."""
+    return _few(
+        pairs,
+        ", three replicas",
+        {
+            "natslog": _replicated_natslog_rate,
+            "always": _replicated_jetstream_rate,
+            "limit": lambda window: _echo_rate(window, syncs=True, copies=2),
+        },
+    )
+
+
+def _replicated_natslog_rate(window: int) -> float:
+    with natslog_cluster_side() as (server, _):
+        return raw_publish(server, "acked", bytes=128, window=window, seconds=_SECONDS, warm=_WARM)["rate"]
+
+
+def _replicated_jetstream_rate(window: int) -> float:
+    with jetstream_cluster_side(sync_always=True) as server:
+        return raw_publish(server, "acked", bytes=128, window=window, seconds=_SECONDS, warm=_WARM)["rate"]
+
+
+def _few(pairs: int, where: str, sides: dict[str, Callable[[int], float]]) -> list[Comparison]:
     found = []
     for window in (1, 8, 64):
-        title = f"acked publish, 128 B, {window} in flight"
-        sides = {
-            "natslog": lambda window=window: _natslog_rate(128, window, lambda peak: None),
-            "always": lambda window=window: _jetstream_rate(128, window, sync_always=True),
-            "limit": lambda window=window: _echo_rate(window, syncs=True),
-        }
+        title = f"acked publish, 128 B, {window} in flight{where}"
         runs: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(pairs):
             for name, rate in sides.items():
-                runs[name].append(rate())
+                runs[name].append(rate(window))
             shown = ", ".join(f"{name} {rates[-1]:,.0f}" for name, rates in runs.items())
             console.print(f"  {title}: pair {number + 1} of {pairs}: {shown} messages/s")
         always, limit = "JetStream, sync_interval: always", "a subscriber that writes and syncs, and nothing else"

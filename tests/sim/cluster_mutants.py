@@ -181,6 +181,13 @@ def register_as_clean(self: Metadata, broker: Any, after: str, lives: Any) -> bo
     return _register(self, broker, known.incarnation if known is not None else "", lives)
 
 
+def go_on_in_epoch(self: Metadata, broker: Any, *, is_clean: bool) -> None:
+    """Who led before its restart leads on, in the epoch in which it may have sent what it has lost."""
+    for record in list(self.streams.values()):
+        if not is_clean and broker in record.candidates:
+            self._replace(metadata.next_version(record, unproven=tuple(sorted({*record.unproven, broker}))))
+
+
 def register_by_marker(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
     """Accepts any marker of a life that ended gracefully, also of one that was never registered."""
     return register_as_clean(self, broker, after, lives) if after else _register(self, broker, after, lives)
@@ -383,6 +390,7 @@ IN_TIME: dict[str, Patch] = {
     "late registration of a life that is over accepted": replaced(Metadata, "_register", register_late),
     "proposal applied twice on retry": replaced(Metadata, "decide", decide_every_time),
     "a metadata leader at rest stays so": replaced(Controller, "_note_news", lambda self, now_ms: None),
+    "a leader that restarts goes on in its epoch": replaced(Metadata, "_begin_life", go_on_in_epoch),
     "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
     "a damaged replica serves what is left": run_by(LeadsDamaged),
     "HW rests inside a run": replaced(Track, "_whole_runs_below", lambda self, end: end),

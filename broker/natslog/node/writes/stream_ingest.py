@@ -559,7 +559,8 @@ class StreamIngest:
             acked_rows += outcome.rows
         if acked_rows and self._is_copying:
             self._is_copying = bool(waiting)
-            gathered_rows = sum(one.builder.rows for one in self._gathered)
+            with self._lock:
+                gathered_rows = sum(one.builder.rows for one in self._gathered)
             self._timing.acked(acked_rows, gathered_rows, time.monotonic(), is_last=not waiting)
             self._begin_gathered()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster.roles import Fenced, FetchPosition
-from natslog.errors import CorruptAnswer
+from natslog.cluster.roles import Diverging, Fenced, FetchPosition
+from natslog.errors import CorruptAnswer, StorageFailed
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import read_at
@@ -21,6 +23,7 @@ from natslog.node.peers.messages import FetchRequest, FetchResponse
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import _append_copies
 from natslog.node.replicas.stream import HostedStream
+from tests.conftest import rows
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, record_of, run
 
 Streams = dict[StreamId, HostedStream]
@@ -362,5 +365,93 @@ def test_a_request_is_not_held_while_the_follower_of_a_new_leader_may_say_where_
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await served(session, FetchRequest(7, "life"))
+
+    with_streams(tmp_path, story)
+
+
+def written_and_synced(stream: HostedStream, value: bytes) -> None:
+    """As the event loop commits."""
+    log = stream.usable_log()
+    log.append(rows([value]), 1_000_000, written=stream.send_written)
+    stream.appended(log.log_end_offset)
+
+
+def test_a_commit_is_sent_before_it_is_synced_and_counts_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        end = first.usable_log().log_end_offset
+        happened: list[str] = []
+        sync = os.fdatasync
+
+        def noting_sync(fd: int) -> None:
+            sync(fd)
+            happened.append(f"synced, HW {first.high_watermark}")
+
+        monkeypatch.setattr(os, "fdatasync", noting_sync)
+        with ThreadPoolExecutor(1) as executor:
+            session = FetchSession(OTHER, streams.get, executor, spawned)
+
+            def ask(number: int, offset: int | None = None) -> None:
+                """Args: `offset`: if the position has changed."""
+                changed = () if offset is None else ((first.id, FetchPosition(Epoch(1), offset, Epoch(1))),)
+                request = FetchRequest(number, "life", changed)
+                session.serve(request, lambda response, payload: happened.append(f"answered {response.number}"))
+
+            ask(1, end)
+            assert happened.pop() == "answered 1", "with the verdict"
+            ask(2)
+            written_and_synced(first, b"new")
+            assert happened == ["answered 2", f"synced, HW {end}"]
+            assert first.high_watermark == end, "the follower has not confirmed it"
+            ask(3, end + 1)
+            assert first.high_watermark == end + 1
+            assert len(happened) == 2, "there is nothing to send"
+            await asyncio.sleep(0.05)
+            assert happened[2:] == ["answered 3"], "with the new HW, and not with records that it has"
+            written_and_synced(first, b"it has not asked")
+            assert len(happened) == 4
+            ask(4, end + 1)
+            assert happened[4:] == ["answered 4"], "what was not sent before"
+            ask(5, end + 2)
+            first.usable_log().append(rows([b"by a thread that has not reported it"]), 1_000_000)
+            written_and_synced(first, b"not what follows for the follower")
+            assert "answered 5" not in happened[:-1]
+            session.close()
+
+    with_streams(tmp_path, story)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_commit_that_was_sent_and_could_not_be_synced_is_the_last_one_of_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Otherwise the leader could append another message at an offset that a follower has. Of a full disk, too."""
+
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+        log, answers = first.usable_log(), list[FetchResponse]()
+        end = log.log_end_offset
+
+        def failing(fd: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with ThreadPoolExecutor(1) as executor:
+            session = FetchSession(OTHER, streams.get, executor, spawned)
+            position = FetchPosition(Epoch(1), end, Epoch(1))
+            for request in (FetchRequest(1, "life", ((first.id, position),)), FetchRequest(2, "life")):
+                session.serve(request, lambda answer, _: answers.append(answer))
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", failing)
+                with pytest.raises(StorageFailed):
+                    written_and_synced(first, b"sent")
+            assert [answer.length > 0 for (answer,) in (one.answers for one in answers)] == [False, True]
+            with pytest.raises(StorageFailed):
+                written_and_synced(first, b"another one")
+            assert log.log_end_offset == log.written_end_offset == end
+            position = FetchPosition(Epoch(1), end + 1, Epoch(1))
+            assert first.judged(position) == Diverging(Epoch(1), end), "the follower cuts it off, or leads with it"
+            session.close()
 
     with_streams(tmp_path, story)
