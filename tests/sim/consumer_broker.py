@@ -9,7 +9,7 @@ answers, is what `Checker` compares.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from natslog.errors import FileUnavailable, NoLeader
+from natslog.errors import FileUnavailable, NoLeader, StorageFull
 from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.jetstream.consumers.machine import Batch, Consumer, Delivery, Wanted
 from natslog.jetstream.consumers.pending import SEQ, Longs, Marks
@@ -272,15 +272,16 @@ class Stream:
             host.deletes_at_store = False
             host.world.after(0.0, host.scene.client.ack_at_once)
             host.world.after(0.0, host.delete)
-        fails = not host.scene.is_healed and chance.random() < _STORE_FAILS
-        is_committed = not fails or chance.random() < 0.5
+        is_full = self._host.us < self._host.full_until_us
+        fails = is_full or (not host.scene.is_healed and chance.random() < _STORE_FAILS)
+        is_committed = not is_full and (not fails or chance.random() < 0.5)
         taken = host.unanswered[: len(host.unanswered) - len(host.led._answers)] if states else []  # later ones are not
-        done = host.loop.create_future()
+        is_damaged, done = host.undamaged is not None, host.loop.create_future()
 
         def commit() -> None:
             is_lost = host.loop.is_dead and chance.random() < 0.5
             if is_committed and not is_lost:
-                host.commit(records)
+                host.commit(records, may_remove=not is_damaged)
             if not host.loop.is_dead:
                 host.loop.within(partial(finish, done))
 
@@ -288,7 +289,9 @@ class Stream:
             if done.done():
                 return  # who waited was cancelled
             if fails:
-                done.set_exception(NoLeader("the leadership is changing"))
+                done.set_exception(
+                    StorageFull("the disk is full") if is_full else NoLeader("the leadership is changing")
+                )
                 return
             host.expect_answers(taken)
             done.set_result(None)
@@ -313,6 +316,10 @@ class Host:
         self.lineages: dict[bytes, Lineage] = {}
         self.committed = Committed(consumer_records.ConsumerRecords(), self._first_lineage)
         self.created = 0
+        self.full_until_us = 0
+        self.undamaged: consumer_records.StoredConsumer | None = None  # while what is stored is damaged
+        self.damaged: consumer_records.StoredConsumer | None = None
+        self.is_damaged = False
         self.create()
         self.start()
 
@@ -370,6 +377,7 @@ class Host:
         if self.is_deleted:  # the last leader has crashed before the next one was created
             self.scene.begin_again()
             self.create()
+        self._damage_or_restore()
         self.loop = WorldLoop(self.world, lambda: self.world.random.choice((0.0, 0.0, 0.0, 20.0)))
         self.leaf = Leaf(self)
         self.stream = Stream(self)
@@ -390,6 +398,31 @@ class Host:
         self.led.host = self
         self.is_up = True
         self.loop.within(lambda: self.loop.spawn(self.led.begin(), "beginning"))
+
+    def fill_disk(self, for_ms: float) -> None:
+        """Nothing is stored for a while."""
+        self.full_until_us = self.us + int(for_ms * 1000)
+
+    def damage(self) -> None:
+        """What is stored of the consumer cannot be read by the next life of the leader; the one after that has it as it
+        was: from another replica, or restored.
+        """
+        self.is_damaged = True
+
+    def _damage_or_restore(self) -> None:
+        records = self.committed.records.consumers
+        if self.undamaged is not None:
+            now, was, damaged = records.get(NAME), self.undamaged, self.damaged
+            if now is not None and damaged is not None and now.id == was.id:  # what was stored since stays
+                config = was.config if now.config == damaged.config else now.config
+                state = was.state if now.state == damaged.state else now.state
+                records[NAME] = replace(now, config=config, state=state)
+            self.undamaged = None
+        elif self.is_damaged:
+            known = self.undamaged = records[NAME]
+            part = {"state": known.state[:-1]} if known.state else {"config": known.config[:-1]}
+            records[NAME] = self.damaged = replace(known, **part)  # type: ignore[arg-type]
+        self.is_damaged = False
 
     def _read_ms(self) -> float:
         chance = self.world.random
@@ -542,7 +575,7 @@ class Host:
                 return
             try:
                 await self.stream.append_companion([consumer_records.deleted(NAME, self.id)])
-            except NoLeader:
+            except (NoLeader, StorageFull):
                 if not self.is_deleted:
                     return
             served.note_exceeded()
@@ -601,11 +634,13 @@ class Host:
 
     # ---- storing ----
 
-    def commit(self, records: list[Record]) -> None:
+    def commit(self, records: list[Record], *, may_remove: bool) -> None:
         for kind, data in records:
             if kind == REMOVED:
                 for offset in from_bytes(data, "the companion log"):
-                    self.scene.stream.remove(int(offset) + 1)
+                    seq, stream = int(offset) + 1, self.scene.stream
+                    require(may_remove or not stream.has(seq), f"{seq} is removed: its consumer is damaged")
+                    stream.remove(seq)
             else:
                 self._apply((kind, data))
                 if kind == consumer_records.STATE:

@@ -3,8 +3,8 @@ run the code of the broker (`jetstream.consumers`) over a real log, in virtual t
 
 Leaders crash and continue from the last state that was stored; acks are lost, late, doubled and reordered; messages are
 removed and purged; subscribers go; the configuration changes; the connection on which messages go out and the session
-with the metadata are lost; reads are slow, and fail, and so does storing; consumers are deleted. After every step
-`Checker` asks what must always hold:
+with the metadata are lost; reads are slow, and fail, and so does storing; disks are full; what is stored of a consumer
+is damaged until the leader changes; consumers are deleted. After every step `Checker` asks what must always hold:
 
 - no message is skipped: what the consumer reads is delivered in order, once each, before it is delivered again
 - no message is forgotten: what was delivered is pending until it is acked, given up, or gone
@@ -15,7 +15,8 @@ with the metadata are lost; reads are slow, and fail, and so does storing; consu
 - the number of messages that are left, in each delivery, is that of the stream
 - a request gets at most the messages and bytes that it asks for, none after it has ended, and ends in its time
 - a subscriber with flow control gets at most so much that it has not confirmed; rates and replays keep their pace
-- messages that are not needed any more (for work queues and interest) are acked, and removed
+- messages that are not needed any more (for work queues and interest) are acked, and removed; none that a consumer
+  reads is while what is stored of it is damaged
 - nothing is assigned while it cannot be sent, or while another broker may lead
 - an ack is answered as soon as it is stored, and never before
 
@@ -164,7 +165,7 @@ class Scene:
             self.remove,
         ]
         deeds += [self.purge, self.limit, self.host.settle, self.host.settle, self.client.leave, self.change]
-        deeds += [self.lose_link, self.lose_session]
+        deeds += [self.lose_link, self.lose_session, self.fill_disk, self.damage]
         if self.plan.retention != "limits":
             deeds += [self.host.delete, self.host.delete_at_store, self.host.delete_at_store]
         deed = chance.choice(deeds)
@@ -213,6 +214,16 @@ class Scene:
         lose = chance.choice((self.host.lose_link, self.host.lose_link_at_read))
         lose(chance.choice((1.0, 20.0, 400.0)))
 
+    def fill_disk(self) -> None:
+        self.host.fill_disk(self.world.random.choice((30.0, 1500.0)))
+
+    def damage(self) -> None:
+        """What is stored of the consumer: the next leader cannot read it."""
+        if self.host.is_up:
+            self.host.damage()
+            self.crash()
+            self.world.after(self.world.random.uniform(1100, 3000), self.crash)
+
     def lose_session(self) -> None:
         """Of the leader with the metadata."""
         self.host.lose_session(self.world.random.choice((5.0, 300.0)))
@@ -240,6 +251,10 @@ class Scene:
         self.is_healed = True
         world.note("healed")
         world.drop_share = world.double_share = world.late_share = 0
+        self.host.full_until_us = 0
+        if self.host.is_up and self.host.undamaged is not None:
+            self.host.crash()
+        self.host.is_damaged = False
         if not self.host.is_up:
             self.host.start()
         self.client.heal()

@@ -2,7 +2,8 @@
 
 Theory of operation. A message of a work queue is removed when a consumer has acked it; with the retention `interest`,
 when every consumer that reads it has, or if none does. Acks are known from the machines; messages that no consumer
-reads are found when they are stored, and again when consumers are deleted or read other subjects. What is removed is
+reads are found when they are stored, and again when consumers are deleted or read other subjects. While a consumer
+cannot be served, because its record is damaged, nothing is removed for lack of interest. What is removed is
 recorded in the companion log, in the same commit as the states that say so, and so on all replicas.
 """
 
@@ -86,6 +87,8 @@ class Retention:
         for served in changed:
             self.take_acked(served)
         policy, found = self.policy, BitMap64()
+        if policy == "interest" and not self._knows_all:
+            return found
         acked, self._acked = self._acked, []  # more may come while these are looked at
         if policy == "limits":
             return found
@@ -97,6 +100,11 @@ class Retention:
             found |= await self._unneeded_since()
         log = self._led.stream.usable_log()
         return found - log.visibility.removed.all if found else found
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether each consumer is served: one whose record cannot be read may need any message."""
+        return self._led.consumers.keys() >= self._led.stream.consumers.consumers.keys()
 
     def recorded(self) -> None:
         """What the last call of `removable` returned is in the companion log."""
