@@ -15,6 +15,7 @@ NOTICED_LATE = (
     "last of each subject: one after the other is skipped",
     "stored: where to skip to is forgotten",
     "acks are answered when the start was moved",
+    "interest: messages go while a consumer is damaged",
     "kept: what was acked during a store",
     "queue: messages with a delay stay in it",
     "gone: stays pending",
