@@ -76,7 +76,9 @@ def framed(data: bytes, *, first: int = 0x82, mask: bytes = b"") -> bytes:
 
 def requests(session: LinkSession, sizes: list[int], mask: bytes) -> tuple[bytes, list[FetchRequest]]:
     """Frames of about these sizes."""
-    frames = [FetchRequest(at, "i" * min(size, 200), forget=("s" * 60,) * (size // 60)) for at, size in enumerate(sizes)]  # type: ignore[arg-type]
+    frames = [
+        FetchRequest(at, "i" * min(size, 200), forget=("s" * 60,) * (size // 60)) for at, size in enumerate(sizes)
+    ]  # type: ignore[arg-type]
     return b"".join(framed(bytes(session.sealer.seal(encode_frame(one))), mask=mask) for one in frames), frames
 
 
