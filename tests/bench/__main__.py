@@ -48,7 +48,8 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, few, few-replicated, latency, flood, scan, singly, skew, typed, sink, append, "
-        "streams, start, replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, cursors; or, run "
+        "streams, start, replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, "
+        "cursors; or, run "
         "only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
         "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
         "jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, jetstream-publish; or console, which "
