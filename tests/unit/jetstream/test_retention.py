@@ -24,11 +24,14 @@ class Machine:
         return found
 
 
-def retention(policy: str, *, first: int = 0, end: int = 10) -> tuple[Retention, Any]:
+def retention(policy: str, *, first: int = 0, end: int = 10, known: Any = None) -> tuple[Retention, Any]:
+    """Args: `known`: the consumers of the stream, by name; none of them is served."""
     visibility = SimpleNamespace(removed=SimpleNamespace(all=BitMap64()))
     log = SimpleNamespace(first_readable_offset=first, high_watermark=end, visibility=visibility)
     led: Any = SimpleNamespace(
-        stream=SimpleNamespace(usable_log=lambda: log, name="A", record=object()),
+        stream=SimpleNamespace(
+            usable_log=lambda: log, name="A", record=object(), consumers=SimpleNamespace(consumers=known or {})
+        ),
         stream_config=lambda: SimpleNamespace(retention=policy),
         store_soon=lambda: None,
         consumers={},
@@ -84,6 +87,15 @@ def test_messages_before_the_start_need_not_be_looked_at(first: int, end: int, i
     found, _ = retention("interest", first=first, end=end)
     found.begin_again()
     assert found.is_complete == is_complete
+
+
+def test_nothing_is_removed_for_lack_of_interest_while_a_consumer_is_not_served() -> None:
+    """Its record may be damaged: every message of such a stream was removed then."""
+    found, _ = retention("interest", known={"damaged": object()})
+    found.begin_again()
+    assert removable(found, 3) == []
+    found.recorded()
+    assert not found.is_complete, "they are looked at when it is served"
 
 
 def test_messages_are_looked_at_again_if_that_was_not_recorded() -> None:

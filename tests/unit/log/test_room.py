@@ -77,9 +77,9 @@ def test_an_append_that_is_under_way_is_measured(tmp_path: Path, monkeypatch: py
     before, during = log.stored_bytes, list[int]()
     append = ActiveSegment.append
 
-    def measured(self: ActiveSegment, *batches: Any) -> None:
+    def measured(self: ActiveSegment, *batches: Any, **named: Any) -> None:
         during.append(log.stored_bytes)
-        append(self, *batches)
+        append(self, *batches, **named)
 
     monkeypatch.setattr(ActiveSegment, "append", measured)
     log.append(rows([b"x" * 10_000]), 1)
