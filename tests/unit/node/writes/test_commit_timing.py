@@ -37,6 +37,17 @@ def test_a_commit_waits_for_as_many_messages_as_were_acked() -> None:
     assert timing.pause_s(1, 100.0004) == 0.0, "they came"
 
 
+def test_the_pause_is_longer_where_copies_take_longer() -> None:
+    timing = CommitTiming()
+    timing.copying(100.0)
+    timing.acked(8, 0, 100.004, is_last=True)
+    assert timing.pause_s(1, 100.0055) == pytest.approx(0.0005)
+    assert timing.pause_s(1, 100.0061) == 0.0
+    timing.copying(200.0)
+    timing.acked(8, 0, 203.0, is_last=True)
+    assert timing.pause_s(1, 203.0) == pytest.approx(COPIES_WITHIN_S / 2)
+
+
 def test_one_publisher_that_waits_for_each_ack_never_waits_here() -> None:
     timing = CommitTiming()
     for at in range(100):
@@ -49,6 +60,7 @@ def test_publishers_that_do_not_wait_for_acks_are_delayed_less_and_less_often() 
     """A message a millisecond, whatever was acked."""
     timing, pauses = CommitTiming(), 0
     for at in range(1000):
+        timing.copying(at * 0.005 - 0.0015)
         timing.acked(5, 0, at * 0.005, is_last=True)
         pauses += timing.pause_s(1, at * 0.005 + 0.0002) > 0
         timing.pause_s(1, at * 0.005 + 0.0012)
@@ -58,10 +70,12 @@ def test_publishers_that_do_not_wait_for_acks_are_delayed_less_and_less_often() 
 def test_after_success_each_commit_waits_again() -> None:
     timing = CommitTiming()
     for at in range(100):
+        timing.copying(at * 0.005 - 0.0015)
         timing.acked(5, 0, at * 0.005, is_last=True)
         timing.pause_s(1, at * 0.005 + 0.0012)
     pauses = 0
     for at in range(1000, 1200):
+        timing.copying(at * 0.005 - 0.0015)
         timing.acked(5, 0, at * 0.005, is_last=True)
         pauses += timing.pause_s(2, at * 0.005 + 0.0002) > 0
         timing.pause_s(5, at * 0.005 + 0.0004)
