@@ -399,7 +399,7 @@ MUTATIONS: dict[str, Patch] = {
     "acks are answered when the start was moved": replaced(LedConsumers, "_store_now", answered_last),
     "link: messages are assigned although it was lost": replaced(Leaf, "is_writable", True),
     "session: messages are delivered without one": replaced(Led, "may_deliver", True),
-    "interest: messages go while a consumer is damaged": replaced(Retention, "_knows_all", True),
+    "interest: messages go while a consumer is damaged": replaced(Retention, "_waits_for_consumers", False),
     "kept: what was acked during a store": replaced(Retention, "recorded", recorded_with_all),
     "ack: what was not delivered yet": replaced(Consumer, "ack", ack_anything),
     "ack: of all before acks one": replaced(Consumer, "ack", ack_nothing_else),

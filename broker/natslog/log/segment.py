@@ -161,7 +161,7 @@ class ActiveSegment:
             if written is not None:
                 written()
             os.fdatasync(self._fd)
-        except OSError:
+        except BaseException:
             self.failed = True
             self._cut_back()
             raise

@@ -73,7 +73,7 @@ from natslog.wire.outgoing import taken
 
 logger = logging.getLogger("natslog.log")
 
-Written: TypeAlias = Callable[[EncodedBatch], None]
+Written: TypeAlias = Callable[[EncodedBatch], bool]
 
 FIRST_EPOCH = Epoch(1)
 ROW_BYTES, HEADER_BYTES = 16, 1024
@@ -303,8 +303,8 @@ class StreamLog:
         Args:
             rows: at least one; their buffers must stay as they are until this returns.
             now_us: stream time; the stored timestamp never goes back. `batch_format`: see `arrow.batch_line`.
-            written: is called with the batch when it is written, before it is synced. If the sync fails then, the log
-                takes no more writes, whatever the reason: a follower may have this batch.
+            written: is called with the batch when it is written, before it is synced; returns whether it was sent. If
+                it was, and the sync fails, the log takes no more writes, whatever the reason: a follower may have it.
 
         Returns:
             The first row's offset and the stored timestamp in microseconds.
@@ -361,8 +361,8 @@ class StreamLog:
         """Raises OSError."""
 
         def announce() -> None:
-            self._announced_end_offset = encoded.header.end_offset
-            written(encoded)
+            if written(encoded):
+                self._announced_end_offset = encoded.header.end_offset
 
         self._write(active, encoded, written=announce)
         self._announced_end_offset = 0

@@ -7,39 +7,34 @@ The first part runs in the task of the caller: it uses nothing that belongs to a
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
-from functools import partial
-from typing import Any, Generic, TypeVar
-
-Result = TypeVar("Result")
+from types import TracebackType
+from typing import Any
 
 
-class Begun(Generic[Result]):
-    """A coroutine that was begun, and waits. Awaited, it continues, and returns what the coroutine returns.
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine that was begun, and waits, for a task to continue it. If the task is cancelled before its first step,
+    so is the coroutine.
 
     Args:
         awaited: what the coroutine yielded.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Result], awaited: Any) -> None:
-        self._coroutine, self._awaited = coroutine, awaited
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._yielded = [awaited]
 
-    def __await__(self) -> Generator[Any, Any, Result]:
-        awaited = self._awaited
-        while True:
-            try:
-                yield awaited
-            except GeneratorExit:  # it is not awaited any more
-                self._coroutine.close()
-                raise
-            except BaseException as error:
-                go_on: Callable[[], Any] = partial(self._coroutine.throw, error)
-            else:
-                go_on = partial(self._coroutine.send, None)
-            try:
-                awaited = go_on()
-            except StopIteration as end:
-                result: Result = end.value
-                return result
+    def send(self, value: Any) -> Any:
+        return self._yielded.pop() if self._yielded else self._coroutine.send(value)
+
+    def throw(self, kind: Any, value: BaseException | object = None, traceback: TracebackType | None = None, /) -> Any:
+        self._yielded.clear()
+        return self._coroutine.throw(kind if value is None else value)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise AssertionError("a task continues it")
 
 
 def begin(
@@ -53,11 +48,7 @@ def begin(
     except Exception as error:
         spawn(_failed(error), name)
     else:
-        spawn(_continued(Begun(coroutine, awaited)), name)
-
-
-async def _continued(begun: Begun[None]) -> None:
-    await begun
+        spawn(_Begun(coroutine, awaited), name)
 
 
 async def _failed(error: Exception) -> None:

@@ -170,6 +170,7 @@ class LedConsumers:
             del self.consumers[name]
             raise
         self.changed(served)
+        self.retention.look_again()
         return served
 
     def _served(self, name: str, consumer_id: str, record: ConsumerRecord) -> ServedConsumer:

@@ -55,7 +55,9 @@ class Retention:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all messages were looked at, and those that no consumer needs are removed."""
+        """Whether all messages were looked at, and those that no consumer needs are removed, or nothing can be now."""
+        if self._waits_for_consumers:
+            return True
         start, end = self._unchecked
         return not (self._acked or self._looked_at) and (self.policy != "interest" or start >= end)
 
@@ -87,7 +89,8 @@ class Retention:
         for served in changed:
             self.take_acked(served)
         policy, found = self.policy, BitMap64()
-        if policy == "interest" and not self._knows_all:
+        if self._waits_for_consumers:
+            self._acked, self._looked_at, self._checked, self._checking = [], [], 0, 0  # all are looked at later
             return found
         acked, self._acked = self._acked, []  # more may come while these are looked at
         if policy == "limits":
@@ -102,9 +105,10 @@ class Retention:
         return found - log.visibility.removed.all if found else found
 
     @property
-    def _knows_all(self) -> bool:
-        """Whether each consumer is served: one whose record cannot be read may need any message."""
-        return self._led.consumers.keys() >= self._led.stream.consumers.consumers.keys()
+    def _waits_for_consumers(self) -> bool:
+        """Whether a consumer is not served: it begins to be, or its record cannot be read. It may need any message."""
+        known = self._led.stream.consumers.consumers.keys()
+        return self.policy == "interest" and not self._led.consumers.keys() >= known
 
     def recorded(self) -> None:
         """What the last call of `removable` returned is in the companion log."""

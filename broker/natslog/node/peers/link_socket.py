@@ -40,6 +40,7 @@ _BUFFER_BYTES = 64 * 1024
 _WAITING_BYTES = 64 * 1024 * 1024
 _JOINED_BYTES = 16 * 1024
 _CLOSE_WITHIN_S = 1.0
+_NEXT_ADDRESS_S = 0.25  # as aiohttp, with which the hello is sent
 _ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY, _CLOSE, _PING, _PONG = 0x82, 0x88, 0x89, 0x8A  # as first byte of a frame: it is the whole message
 _MASKED, _NO_MASK = 0x80, bytes(4)
@@ -70,6 +71,7 @@ class LinkSocket(asyncio.BufferedProtocol):
         self._large_mask = b""
         self._has_received = self._has_pinged = False
         self._beat: asyncio.TimerHandle | None = None
+        self._closing: asyncio.TimerHandle | None = None
         self._answered: asyncio.Future[bytes] | None = None  # the head of the answer that opens the WebSocket
         self._ended = asyncio.Event()
         self._problem: BaseException | None = None
@@ -89,7 +91,11 @@ class LinkSocket(asyncio.BufferedProtocol):
         socket, is_tls = cls(session, is_dialler=True), parts.scheme == "https"
         socket._answered = socket._loop.create_future()
         await socket._loop.create_connection(
-            lambda: socket, parts.hostname or "", parts.port or (443 if is_tls else 80), ssl=tls if is_tls else None
+            lambda: socket,
+            parts.hostname or "",
+            parts.port or (443 if is_tls else 80),
+            ssl=tls if is_tls else None,
+            happy_eyeballs_delay=_NEXT_ADDRESS_S,
         )
         assert socket._transport is not None, "it was connected"
         try:
@@ -117,12 +123,13 @@ class LinkSocket(asyncio.BufferedProtocol):
         Args:
             former: receives `connection_lost`, as it counts the connection. key: `Sec-WebSocket-Key` of the request.
         """
+        accept = _accept(key.encode())
         transport.pause_reading()
         transport.set_protocol(self)
         self._transport, self._former = transport, former
         transport.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
-            + _accept(key.encode())
+            + accept
             + b"\r\n\r\n"
         )
 
@@ -176,8 +183,9 @@ class LinkSocket(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
+        for timer in (self._beat, self._closing):
+            if timer is not None:
+                timer.cancel()
         lost = exc or ConnectionResetError("the connection was closed")
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(lost)
@@ -308,7 +316,7 @@ class LinkSocket(asyncio.BufferedProtocol):
             return
         self._write(_CLOSE, b"")
         transport.close()
-        self._loop.call_later(_CLOSE_WITHIN_S, transport.abort)
+        self._closing = self._loop.call_later(_CLOSE_WITHIN_S, transport.abort)
 
     async def ended(self) -> None:
         """Returns when the connection is closed. Raises the error of a frame that ended it."""

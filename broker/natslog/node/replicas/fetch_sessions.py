@@ -148,14 +148,16 @@ class FetchSession:
             if self._high_watermark_timer is None:
                 self._high_watermark_timer = loop.call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
 
-    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> None:
-        """Sends a commit that is not synced here yet, if the follower has everything before it, and waits for more."""
-        held, leading, log = self._held, stream.leading, stream.usable_log()
+    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> bool:
+        """Sends a commit that is not synced here yet, if the follower has everything before it, and waits for more.
+        Returns whether it was sent.
+        """
+        held, leading, log = self._held, stream.leading, stream.log
         position, header = self._positions.get(stream.id), batch.header
         if held is None or self._due or position is None or self._complete.get(stream.id) is not leading:
-            return
-        if leading is None or position.offset != header.base_offset:
-            return
+            return False
+        if leading is None or log is None or position.offset != header.base_offset:
+            return False
         self._held = None
         self._sent_by[stream.id], self._sent_until[stream.id] = leading, header.end_offset
         self._due_later.discard(stream.id)
@@ -170,6 +172,7 @@ class FetchSession:
         )
         (request, reply) = held
         reply(FetchResponse(request.number, (answer,)), batch.pieces)
+        return True
 
     def _send_high_watermarks(self) -> None:
         """One timer serves many of them: most are sent with records before it ends."""

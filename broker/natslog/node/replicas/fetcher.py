@@ -78,6 +78,7 @@ class Fetcher:
         self._number = 0
         self._asked_s = -_ANSWER_WITHIN_S
         self._is_asked = self._is_taking = False  # a request is not answered; an answer is used
+        self._is_closed = False
         self._session: tuple[DialledLink, Hello | None] | None = None
         self._something = asyncio.Event()
         self._adopting: dict[StreamId, asyncio.Task[None]] = {}
@@ -168,7 +169,7 @@ class Fetcher:
         return False
 
     def _on_fetched(self, response: FetchResponse, payload: memoryview) -> None:
-        if self._is_asked and response.number == self._number:
+        if self._is_asked and response.number == self._number and not self._is_closed:
             self._is_asked, self._is_taking = False, True
             self.last_contact_ms = monotonic_ms()
             begin(self._take(response, payload), f"records from broker {self.leader}", self._spawn)
@@ -189,7 +190,7 @@ class Fetcher:
         if of_companions:  # afterwards: a replica takes one step at a time
             await asyncio.gather(*of_companions)
         self._is_taking = False
-        if self._streams:
+        if self._streams and not self._is_closed:
             self._ask()
 
     async def _apply(self, stream: Followed, answer: FetchAnswer, data: memoryview) -> None:
@@ -258,6 +259,8 @@ class Fetcher:
         _append_copies(log, stream.name, epoch, data)
         if len(data) <= _MEASURED_BYTES:
             self._pace.took(log.written_in_s)
+        else:
+            self._pace.blocked(log.written_in_s)
         return None
 
     async def _append_in_thread(self, log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:
@@ -266,7 +269,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """No write is in progress when this returns."""
-        self._streams.clear()  # no further request
+        self._is_closed = True
         tasks = [*self._tasks, *self._adopting.values()]
         for task in tasks:
             task.cancel()

@@ -103,7 +103,7 @@ class SessionMark(Protocol):
 
     def answer(self) -> None: ...
 
-    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> None: ...
+    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> bool: ...
 
     def is_outpaced(self, stream_id: StreamId) -> bool: ...
 
@@ -378,10 +378,9 @@ class HostedStream:
         self._replica.pass_time(now_ms)
         return True
 
-    def send_written(self, batch: EncodedBatch) -> None:
-        """A commit of the leader is written, and is synced next: followers sync it meanwhile."""
-        for session in self.sessions:
-            session.send_written(self, batch)
+    def send_written(self, batch: EncodedBatch) -> bool:
+        """A commit of the leader is written, and is synced next: followers sync it meanwhile. Whether one has it."""
+        return sum(session.send_written(self, batch) for session in self.sessions) > 0
 
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""

@@ -50,11 +50,15 @@ class DiskPace:
     def took(self, seconds: float) -> None:
         """To write and sync a small commit in the event loop."""
         self._usual_s += (min(seconds, _MOST_COUNTED_S) - self._usual_s) / 8
-        self._blocked_s = self._blocked_until(self._clock()) + seconds
+        self.blocked(seconds)
         if seconds >= _STALLED_S:
             self._usual_s = max(self._usual_s, _SLOW_S)
         if seconds >= _QUICK_S:
             self._postpone(seconds)
+
+    def blocked(self, seconds: float) -> None:
+        """The event loop has waited so long for the disk."""
+        self._blocked_s = self._blocked_until(self._clock()) + seconds
 
     def took_in_thread(self, seconds: float) -> None:
         """The same in a thread, with what it waited for the interpreter."""

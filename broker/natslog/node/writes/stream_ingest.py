@@ -57,8 +57,7 @@ from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_mess
 from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
 from natslog.ingest.unwanted import split_by_subject, split_by_text
 from natslog.log import RunLog
-from natslog.log.batch_encoder import EncodedBatch
-from natslog.log.stream_log import ROW_BYTES
+from natslog.log.stream_log import ROW_BYTES, Written
 from natslog.log_events import event
 from natslog.node.cluster_clock import StreamTime
 from natslog.node.writes.admission import REFUSED, Refusal, refusals_of
@@ -183,7 +182,7 @@ class StreamIngest:
         stats: IngestStats | None = None,
         pace: DiskPace | None = None,
         appended: Callable[[int], object] | None = None,
-        written: Callable[[EncodedBatch], None] | None = None,
+        written: Written | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
         batch_format: Callable[[], int] = lambda: LATEST_FORMAT,
     ) -> None:
@@ -604,14 +603,20 @@ class StreamIngest:
             pause_s = self._timing.pause_s(rows, time.monotonic()) if is_small and not self._closing else 0.0
             if pause_s > 0:
                 self._has_turn = False
-                if self._postponed is None:
-                    self._postponed = self._loop.call_later(pause_s, self._begin_postponed)
+                self._postpone(self._loop.time() + pause_s)
                 return
             is_quick = is_small and self._is_quick(rows, self.stream_time.now_us())
         if is_quick:
             self._turn(self._finish, self._pace.took)
         else:
             self._turn_in_thread()
+
+    def _postpone(self, until_s: float) -> None:
+        if self._postponed is not None and self._postponed.when() > until_s:
+            self._postponed.cancel()
+            self._postponed = None
+        if self._postponed is None:
+            self._postponed = self._loop.call_at(until_s, self._begin_postponed)
 
     def _begin_postponed(self) -> None:
         self._postponed = None

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from natslog.cluster.roles import Diverging, Fenced, FetchPosition
-from natslog.errors import CorruptAnswer, StorageFailed
+from natslog.errors import CorruptAnswer, StorageFailed, StorageFull
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import read_at
@@ -453,5 +453,25 @@ def test_a_commit_that_was_sent_and_could_not_be_synced_is_the_last_one_of_its_e
             position = FetchPosition(Epoch(1), end + 1, Epoch(1))
             assert first.judged(position) == Diverging(Epoch(1), end), "the follower cuts it off, or leads with it"
             session.close()
+
+    with_streams(tmp_path, story)
+
+
+def test_a_full_disk_that_is_noticed_by_the_sync_is_not_final_where_nothing_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(streams: Streams) -> None:
+        first = next(iter(streams.values()))
+
+        def failing(fd: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", failing)
+            with pytest.raises(StorageFull):
+                written_and_synced(first, b"no follower asks for it")
+        end = first.usable_log().log_end_offset
+        written_and_synced(first, b"when there is room")
+        assert first.usable_log().log_end_offset == end + 1
 
     with_streams(tmp_path, story)

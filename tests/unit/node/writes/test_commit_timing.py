@@ -43,6 +43,7 @@ def test_the_pause_is_longer_where_copies_take_longer() -> None:
     timing.acked(8, 0, 100.004, is_last=True)
     assert timing.pause_s(1, 100.0055) == pytest.approx(0.0005)
     assert timing.pause_s(1, 100.0061) == 0.0
+    timing = CommitTiming()
     timing.copying(200.0)
     timing.acked(8, 0, 203.0, is_last=True)
     assert timing.pause_s(1, 203.0) == pytest.approx(COPIES_WITHIN_S / 2)

@@ -117,6 +117,47 @@ def test_a_quick_disk_is_written_by_the_loop_and_a_slow_one_by_threads(
     assert stored_values(log) == [b"%d" % at for at in range(40)]
 
 
+def test_a_commit_waits_for_copies_of_the_one_before_and_is_made_without_them(
+    log: StreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("natslog.node.writes.commit_timing.COPIES_WITHIN_S", 0.5)
+
+    async def main() -> None:
+        sent, ends = Sent(log), list[int]()
+        with ThreadPoolExecutor(2) as writers:
+            ingest = StreamIngest(
+                "orders",
+                log,
+                stream_time=stream_time_of(log),
+                sender=sent,
+                executor=writers,
+                memory=IngestMemory(1 << 30),
+                ack_rules=ACK_RULES,
+                appended=ends.append,
+            )
+            ingest.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+            receive(ingest, b"0")
+            await until(lambda: ends == [1])
+            receive(ingest, b"1")
+            receive(ingest, b"2")
+            await asyncio.sleep(0.02)
+            assert ends == [1], "copies of the first one are awaited"
+            ingest.release(1)
+            await until(lambda: ends == [1, 3])
+            receive(ingest, b"3")
+            began_s = time.monotonic()
+            await until(lambda: ends == [1, 3, 4])
+            assert time.monotonic() - began_s > 0.4, "they did not come"
+            receive(ingest, b"4")
+            await ingest.drained()
+            assert log.log_end_offset == 5, "without waiting"
+            receive(ingest, b"5")
+            await asyncio.wait_for(ingest.stop(), 20)
+            assert stored_values(log) == [b"%d" % at for at in range(6)]
+
+    asyncio.run(main())
+
+
 def test_acks_come_after_the_commit_and_one_writer_writes(log: StreamLog, monkeypatch: pytest.MonkeyPatch) -> None:
     append, inside = log.append, threading.Lock()
 
