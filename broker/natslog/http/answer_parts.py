@@ -7,6 +7,7 @@ cut and encoded anew. A *rewritten* part is made in memory: rows are left out, m
 commits one batch. What is made in memory takes a
 slot (`Answers.slot`) for as long as it is made, so that other requests have their turn between two parts. A part is
 planned when the one before has been sent: where retention has deleted its messages by then, the answer cannot be ended.
+The last small commits are in memory (`RecentCommits`): an answer of only these opens no file and needs no thread.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _TINY_BATCH_BYTES = 16 * 1024
 _MANY_BATCHES = 8
 _MUCH_BYTES = 1024 * 1024
 _ROWS_AT_ONCE = 16_384
+_MOST_IN_MEMORY, _MOST_CHOSEN_IN_MEMORY = 4096, 256
+"""Rows of an answer that is made in the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class PartMaker:
         Raises:
             OffsetOutOfRange, CorruptLog, OSError: it cannot be read. Overloaded: it cannot be made now.
         """
+        if (made := piece_in_memory(self._stream, self._asked, start, end)) is not None:
+            return Part(self._stream, self._readers, made.end, [made.body], ExitStack(), is_whole=made.is_whole)
         with ExitStack() as held:
             plan, pieces = await self._pieces(start, end, held)
             if pieces is None:
@@ -239,12 +244,39 @@ class Piece:
     removed_rows: int
 
 
+def piece_in_memory(stream: HostedStream, asked: Question, start: int, end: int | None) -> Piece | None:
+    """Of the last small commits, if `[start, end)` consists of them, and no message in it is hidden. Does not block."""
+    log = stream.usable_log()
+    end = log.high_watermark if end is None else min(end, log.high_watermark)
+    most_rows = _MOST_CHOSEN_IN_MEMORY if asked.ndjson or asked.filters else _MOST_IN_MEMORY
+    is_recent = log.high_watermark - start <= _MOST_IN_MEMORY and log.first_readable_offset <= start < end
+    is_recent = is_recent and end - start <= most_rows
+    if not is_recent or asked.view is not None or log.visibility.has_rules or log.visibility.removed.count(start, end):
+        return None
+    commits = log.recent.commits(start, end)
+    if commits is None:
+        return None
+    projects = asked.only_projects
+    is_made = asked.changes_rows or (len(commits) > _MANY_BATCHES and _may_change(asked, projects=projects))
+    if not is_made:
+        body = b"".join(piece for batch in commits for piece in batch.pieces)
+    elif (rows := log.recent.rows(start, end)) is not None:
+        body = bytes(_made_anew([rows], start, end, asked))
+    else:
+        return None
+    if asked.max_bytes is not None and len(body) > asked.max_bytes:
+        return None
+    return Piece(start, end, body, is_whole=not is_made, removed_rows=0)
+
+
 def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> Piece | None:
     """At most about `asked.max_bytes` from `start` on; None where stored batches cannot be cut at both ends.
 
     Raises:
         OffsetOutOfRange, CorruptLog, OSError: it cannot be read.
     """
+    if (made := piece_in_memory(stream, asked, start, end)) is not None:
+        return made
     with _plan(stream, asked, start, end) as plan:
         if _rewrites(plan, asked, projects=False):
             body = bytes(_rewritten(plan, asked))
@@ -346,16 +378,16 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     """In a thread: exactly the rows and columns asked for, without what opens and ends an Arrow stream."""
     stored = _decoded(plan, min(asked.max_bytes or _MAX_DECODED_BYTES, _MAX_DECODED_BYTES))
     if asked.ndjson or asked.columns is not None:
-        return _made_anew([batch for _, batch in stored], plan, asked)
+        return _made_anew([batch for _, batch in stored], plan.start, plan.next_offset, asked)
     pieces: list[bytes | memoryview] = []
     few: list[pa.RecordBatch] = []
     for message, batch in stored:  # batches that are whole and large are sent as they are stored
         if message is None or not _is_all_asked(batch, plan, asked):
             few.append(batch)
         else:
-            pieces += [_made_anew(few, plan, asked), message]
+            pieces += [_made_anew(few, plan.start, plan.next_offset, asked), message]
             few = []
-    pieces.append(_made_anew(few, plan, asked))
+    pieces.append(_made_anew(few, plan.start, plan.next_offset, asked))
     return memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
 
 
@@ -368,11 +400,11 @@ def _is_all_asked(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -> boo
     return all(pc.all(covered(distinct, patterns)).as_py() for patterns in asked.subjects)
 
 
-def _made_anew(batches: list[pa.RecordBatch], plan: ReadPlan, asked: Question) -> memoryview:
-    """The rows and columns of these batches that are asked for."""
+def _made_anew(batches: list[pa.RecordBatch], start: int, end: int, asked: Question) -> memoryview:
+    """The rows in `[start, end)` and columns of these batches that are asked for."""
     table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
     offsets = table.column("offset")
-    keep = pc.and_(pc.greater_equal(offsets, plan.start), pc.less(offsets, plan.next_offset))
+    keep = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
     for patterns in asked.subjects:
         keep = pc.and_(keep, covered(table.column("subject"), patterns))
     table = table.filter(keep)

@@ -1,4 +1,4 @@
-"""The last small commits of a log, in memory as they stand in its file: for followers, and for consumers at its end.
+"""The last small commits of a log, in memory as they stand in its file: for all that read its end.
 
 Theory of operation. The writer adds each small commit, without a copy. What is asked for is decoded once, whoever asks
 for it: consumers at the end of a log ask for the same rows. Nothing is kept of a log whose commits were not asked for
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -93,7 +93,16 @@ class RecentCommits:
         with self._lock:
             return self._stored(start, end)
 
+    def commits(self, start: int, end: int) -> Sequence[EncodedBatch] | None:
+        """The same, one by one."""
+        with self._lock:
+            return self._found(start, end)
+
     def _stored(self, start: int, end: int) -> bytes | None:
+        found = self._found(start, end)
+        return None if found is None else b"".join(piece for batch in found for piece in batch.pieces)
+
+    def _found(self, start: int, end: int) -> Sequence[EncodedBatch] | None:
         self._wanted_until_s = self._clock() + _WANTED_S
         found = deque[EncodedBatch]()
         for one in reversed(self._commits):  # what is asked for is at the end
@@ -103,7 +112,7 @@ class RecentCommits:
                 found.appendleft(one)
         if not found or (found[0].header.base_offset, found[-1].header.end_offset) != (start, end):
             return None
-        return b"".join(piece for batch in found for piece in batch.pieces)
+        return found
 
     def rows(self, start: int, end: int) -> pa.RecordBatch | None:
         """The rows of `stored`."""
