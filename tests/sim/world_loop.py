@@ -54,7 +54,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self.is_dead = True
         for task in self._tasks:
             coroutine: Any = task.get_coro()
-            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 coroutine.close()  # which runs nothing of it
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
