@@ -1,10 +1,10 @@
 """The socket of a link: a WebSocket whose frames are processed in the call that received them.
 
 Theory of operation. The WebSocket of a web server passes each message to a task, which continues in another turn of the
-event loop: of the time that an acked message of several replicas takes, the larger part was such turns. So once the
-HTTP request that opens the WebSocket is answered, this protocol takes over the connection. It uses the part of RFC 6455
+event loop, and through all handlers of the HTTP request. An ack of several replicas waits for four such frames, so once
+the request that opens the WebSocket is answered, this protocol takes over the connection. It uses the part of RFC 6455
 that links need: a message is one binary frame, and `ping`, `pong` and `close`. A frame that is larger than the buffer
-is received into memory of its own, so that no byte of it is moved.
+is received into memory of its own, so that at most the first bytes of it are copied.
 
 Frames are sent in the call of `send`; what the socket does not accept waits in the transport. A masked frame is
 accepted; those that are sent by the dialling side have a mask of zeros, which changes nothing.
@@ -45,7 +45,7 @@ _ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY, _CLOSE, _PING, _PONG = 0x82, 0x88, 0x89, 0x8A  # as first byte of a frame: it is the whole message
 _MASKED, _NO_MASK = 0x80, bytes(4)
 _NO_MASKS = (b"", _NO_MASK)
-_MOST_CONTROL_BYTES, _MOST_HEADER_BYTES = 125, 14
+_MOST_CONTROL_BYTES = 125
 
 
 class LinkSocket(asyncio.BufferedProtocol):
@@ -253,16 +253,14 @@ class LinkSocket(asyncio.BufferedProtocol):
         self._frame(self._large_first, large if mask in _NO_MASKS else _unmasked(large, mask))
 
     def _frame(self, first: int, data: memoryview) -> None:
-        match first:
-            case 0x82:
-                assert self._receiver is not None, "frames are processed from `begin` on"
-                self._receiver(*decode_frame(self._session.opener.opened(data)))
-            case 0x89:
-                self._write(_PONG, bytes(data))
-            case 0x88:
-                self.close()
-            case _:
-                pass  # `pong`: something was received
+        """A pong needs nothing: something was received."""
+        if first == _BINARY:
+            assert self._receiver is not None, "frames are processed from `begin` on"
+            self._receiver(*decode_frame(self._session.opener.opened(data)))
+        elif first == _PING:
+            self._write(_PONG, bytes(data))
+        elif first == _CLOSE:
+            self.close()
 
     # ---- sending ----
 

@@ -151,7 +151,7 @@ class DialledLink:
             socket.begin(self._dispatch)
             await socket.ended()
         finally:
-            await self._down(socket)
+            self._down(socket)
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         match frame:
@@ -168,7 +168,7 @@ class DialledLink:
                 assert self.peer is not None, "a link that reads has a peer"
                 self._owner.received(self.peer, frame, lambda frame, payload: None)
 
-    async def _down(self, socket: LinkSocket) -> None:
+    def _down(self, socket: LinkSocket) -> None:
         was_up, self._is_up, self._socket = self._is_up, False, None
         self._up.clear()
         for future in self._asked.values():

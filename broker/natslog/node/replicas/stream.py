@@ -385,8 +385,7 @@ class HostedStream:
     def appended(self, end_offset: int, run_start: int | None = None) -> None:
         """The leader's log ends here now, on stable storage; from `run_start` on it is one run, where given."""
         self._replica.appended(end_offset, run_start)
-        for each in self.sessions:
-            each.mark(self.id, has_records=True, end_offset=end_offset)
+        self._mark_sessions(end_offset=end_offset)
         self._progress()
         for session in tuple(self.sessions):
             session.answer()
@@ -796,10 +795,14 @@ class HostedStream:
         except CorruptLog as error:
             self.note_damage(error)
 
-    def _mark_sessions(self, *, has_records: bool = True) -> None:
-        """There is new data for the followers: records, another log start or role, or only another HW."""
+    def _mark_sessions(self, *, has_records: bool = True, end_offset: int | None = None) -> None:
+        """There is new data for the followers: records, another log start or role, or only another HW.
+
+        Args:
+            end_offset: of the log now, where it has grown.
+        """
         for session in self.sessions:
-            session.mark(self.id, has_records=has_records)
+            session.mark(self.id, has_records=has_records, end_offset=end_offset)
 
     def _mark_all_sessions(self) -> None:
         """Of both logs."""

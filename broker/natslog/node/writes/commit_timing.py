@@ -48,7 +48,9 @@ class CommitTiming:
         self._expected_until_s = now_s + max(_RETURN_WITHIN_S, _RETURN_SHARE * took_s)
 
     def pause_s(self, rows: int, now_s: float) -> float:
-        """How long a commit of so many rows has to wait, if no more come; 0: it begins now."""
+        """How long a commit of so many rows has to wait, if no more come; 0: it begins now, which ends what was
+        expected.
+        """
         if now_s < self._copying_until_s:
             return self._copying_until_s - now_s
         expected_rows, left_s = self._expected_rows, self._expected_until_s - now_s

@@ -107,7 +107,10 @@ def test_a_ping_is_answered_and_a_pong_is_not() -> None:
         link: LinkSocket, to: asyncio.Transport, far: Far, session: LinkSession, frames: list[tuple[object, bytes]]
     ) -> None:
         to.write(framed(b"hello", first=0x89, mask=b"abcd") + framed(b"", first=0x8A))
-        await until(lambda: far.received == framed(b"hello", first=0x8A))
+        await until(lambda: len(far.received) >= 7)
+        to.write(framed(b"again", first=0x89))
+        await until(lambda: len(far.received) >= 14)
+        assert far.received == framed(b"hello", first=0x8A) + framed(b"again", first=0x8A)
 
     linked(story)
 
@@ -146,7 +149,9 @@ def test_a_peer_that_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch) ->
         to.write(framed(b"", first=0x8A))
         await until(lambda: far.received == framed(b"", first=0x89) * 2)
         await asyncio.wait_for(link.ended(), 20)
+        assert not link.send(NatsReachability(True))
         await until(lambda: far.is_over)
+        assert far.received == framed(b"", first=0x89) * 2, "nothing is sent to a peer that is gone"
 
     linked(story)
 
