@@ -252,6 +252,7 @@ class Scene:
         world.note("healed")
         world.drop_share = world.double_share = world.late_share = 0
         self.host.full_until_us = 0
+        self.host.deletes_at_store = False  # it may not have stored anything since that was chosen
         if self.host.is_up and self.host.undamaged is not None:
             self.host.crash()
         self.host.is_damaged = False
