@@ -49,10 +49,10 @@ def main() -> None:
         default="",
         help="comma-separated: publish, few, few-replicated, latency, flood, scan, singly, skew, typed, sink, append, "
         "streams, start, replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, "
-        "cursors; or, run "
-        "only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-sunk, kafka-group, kafka-json, "
-        "kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: jetstream-pull, jetstream-push, "
-        "jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, jetstream-publish; or console, which "
+        "cursors; or, run only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-scan-singly, "
+        "kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: "
+        "jetstream-pull, jetstream-push, jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, "
+        "jetstream-publish; or console, which "
         "takes the screenshots of docs/console, too",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
@@ -93,6 +93,7 @@ def main() -> None:
     beside_kafka: dict[str, Callable[[], list[Comparison]]] = {
         "kafka-columnar": lambda: columnar.reads(given.pairs, given.rows),
         "kafka-scan": lambda: reading.scans(given.pairs, given.rows),
+        "kafka-scan-singly": lambda: reading.scans_of_single_messages(given.pairs, given.rows),
         "kafka-sunk": lambda: reading.scans_of_sink_rows(given.pairs, given.rows),
         "kafka-group": lambda: reading.groups(given.pairs, given.rows),
         "kafka-json": lambda: payloads.json_rows(given.pairs, given.rows),

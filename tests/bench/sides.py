@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 SUBJECT = "bench"
 STREAM = "BENCH"
 _PUBLISHERS, _VALUE = 8, b"v" * 128
+_RAW_ENDS_WITHIN_S = 60.0
 
 
 @contextmanager
@@ -84,11 +85,12 @@ async def publish_singly(url: str, subject: str, messages: int) -> None:
     await asyncio.gather(*(publish(messages // _PUBLISHERS) for _ in range(_PUBLISHERS)))
 
 
-def raw_publish(server: NatsServer, how: str, **options: float) -> dict[str, float]:
+def raw_publish(server: NatsServer, how: str, subject: str = SUBJECT, **options: float) -> dict[str, float]:
     """Runs the raw publisher; see `raw_nats`."""
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "tests.bench.raw_nats", how, str(server.port), SUBJECT, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
+    command = [sys.executable, "-m", "tests.bench.raw_nats", how, str(server.port), subject, *flags]
+    within_s = options.get("seconds", 0) + _RAW_ENDS_WITHIN_S
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=within_s)
     return dict(json.loads(done.stdout))
 
 

@@ -82,7 +82,7 @@ _SMALLEST_ROLL_BYTES = 64 * 1024
 _ROLLS_PER_LIMIT = 8
 _NOT_DUE_WITHIN_US = 1_000_000
 _STORED_AT_CLOSE_OFFSETS = 10_000
-_READ_AT_ONCE_BYTES = 8 * 1024 * 1024
+_READ_AT_ONCE_BYTES, _READ_FIRST_BYTES = 8 * 1024 * 1024, 256 * 1024
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
 
 
@@ -984,18 +984,20 @@ class StreamLog:
             self.chain.limited_below = max(self.chain.limited_below, min(offset, self.high_watermark))
 
     def visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The visible messages in `[start, end)`, in bounded memory.
+        """The visible messages in `[start, end)`, in bounded memory; little is read for the first of them.
 
         Raises:
             OffsetOutOfRange: `start` is not in the log. CorruptLog: a part of it is damaged.
         """
+        max_bytes = _READ_FIRST_BYTES
         while start < end:
-            with self.reader.plan_read(start, end, max_bytes=_READ_AT_ONCE_BYTES) as plan:
+            with self.reader.plan_read(start, end, max_bytes=max_bytes) as plan:
                 for header, batch in plan.rows():
                     rows = ipc.rows_within(header, batch, start, min(end, plan.next_offset))
                     if rows.start < rows.stop:
                         yield batch[rows]
                 start = plan.next_offset
+            max_bytes = min(2 * max_bytes, _READ_AT_ONCE_BYTES)
 
     def stored_rows(
         self, start: int, end: int, *, prove: bool = False, columns: tuple[str, ...] | None = None

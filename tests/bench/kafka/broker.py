@@ -29,6 +29,7 @@ PRODUCED_AT_ONCE = 5_000
 _QUEUED = 100_000  # messages, librdkafka's default
 _FULL_POLL_S = 0.002
 QUIET = {"log_level": 3}  # errors only
+_SINGLY = {"linger.ms": 0, "batch.num.messages": 1}
 # Those of Kafka's own start script.
 _JVM = [
     "-Xmx1G",
@@ -151,10 +152,14 @@ class KafkaBroker:
             consumer.close()
         return sum(high - low for low, high in ends)
 
-    def fill(self, name: str, values: list[bytes], rows: int) -> None:
-        """Produces `values`, over and over, until the topic has `rows` more, with librdkafka's defaults."""
+    def fill(self, name: str, values: list[bytes], rows: int, *, is_singly: bool = False) -> None:
+        """Produces `values`, over and over, until the topic has `rows` more, with librdkafka's defaults.
+
+        Args:
+            is_singly: each record is a batch and a request of its own.
+        """
         before = self.stored(name)
-        producer = Producer({"bootstrap.servers": self.servers, **QUIET})
+        producer = Producer({"bootstrap.servers": self.servers, **QUIET, **(_SINGLY if is_singly else {})})
         messages = [{"value": value} for value in values] * -(-PRODUCED_AT_ONCE // len(values))
         sent = 0
         while sent < rows:

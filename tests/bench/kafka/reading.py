@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pyspark.sql import DataFrame
 
 from tests.bench.kafka.sides import (
+    COLUMNAR,
     DEFAULT,
     MAPPED,
     OURS,
     TUNED,
     TUNED_CONSUMER,
     TUNED_PRODUCER,
+    VALUE_BYTES,
     Sides,
     both_sides,
     compared,
     different_rows,
 )
-from tests.bench.pairs import Comparison, Measured
-from tests.bench.sides import STREAM, SUBJECT
+from tests.bench.pairs import Comparison, Measured, against, in_turn
+from tests.bench.raw_nats import payload
+from tests.bench.sides import STREAM, SUBJECT, raw_publish
 from tests.bench.spark_scan import write_mapped
 
 _SINK = "sunk"
 _FILE = "mapped.arrow"
+_SINGLY, _IN_FLIGHT, _PUBLISHED_WITHIN_S = "singly", 8, 1800.0
+_IN_WINDOWS = ", in windows"
 
 
 def to_noop(frame: DataFrame) -> None:
@@ -103,3 +109,34 @@ def groups(pairs: int, rows: int) -> list[Comparison]:
             *compared("groupBy(subject).count()", 1.1, _group(sides, rows), pairs, warm_ups=2, notes={"rows": rows}),
             *compared("the same, columns=subject", 2.0, _group(sides, rows, "subject"), pairs, notes={"rows": rows}),
         ]
+
+
+def scans_of_single_messages(pairs: int, rows: int) -> list[Comparison]:
+    """Published one by one, eight in flight, beside the same rows in windows; read with the broker's own settings."""
+    with both_sides({}) as sides:
+        sides.publish_plainly(rows)
+        sides.broker.client().create_stream(_SINGLY, _SINGLY)
+        options = {"window": _IN_FLIGHT, "seconds": _PUBLISHED_WITHIN_S, "warm": 0, "count": rows}
+        raw_publish(sides.server, "acked", _SINGLY, bytes=VALUE_BYTES, **options)
+        assert sides.stored(_SINGLY) == rows, f"{sides.stored(_SINGLY)} rows are stored of {rows}"
+        sides.kafka.create_topic(_SINGLY)
+        sides.kafka.fill(_SINGLY, [payload(VALUE_BYTES)], rows, is_singly=True)
+        runs = {
+            side + how: partial(_noop_of_stream, sides, side, rows, stream)
+            for side in (OURS, COLUMNAR)
+            for how, stream in (("", _SINGLY), (_IN_WINDOWS, STREAM))
+        }
+        runs[TUNED] = lambda: _noop(sides, TUNED, rows, sides.topic(_SINGLY, TUNED_CONSUMER))
+        title = f"scan of {rows:,} rows published singly"
+        for run in list(runs.values()) * 2:
+            run()
+        done = in_turn(title, runs, pairs)
+        return [
+            against(f"{title}, {ours}", "rows/s", bar, done[ours], theirs, done[theirs])
+            for ours, bar_of_kafka in ((OURS, 1.0), (COLUMNAR, 2.0))
+            for theirs, bar in ((TUNED, bar_of_kafka), (ours + _IN_WINDOWS, 0.7))
+        ]
+
+
+def _noop_of_stream(sides: Sides, side: str, rows: int, stream: str) -> Measured:
+    return _noop(sides, side, rows, sides.stream(stream, "natslog" if side == COLUMNAR else "natslog_in_python"))

@@ -140,11 +140,15 @@ class Sides:
 
 
 @contextmanager
-def both_sides() -> Iterator[Sides]:
-    """natslog with one stream, and Kafka with one topic, both of them empty, and Spark."""
+def both_sides(settings: Mapping[str, Any] = _SEALED_SOON) -> Iterator[Sides]:
+    """natslog with one stream, and Kafka with one topic, both of them empty, and Spark.
+
+    Args:
+        settings: of the broker.
+    """
     with (
         scratch() as folder,
-        natslog_side(**_SEALED_SOON) as (server, broker),
+        natslog_side(**settings) as (server, broker),
         kafka_side(folder / "kafka") as kafka,
         spark_session([*connector_jars(), jar_path(), mapped_jar(folder)]) as spark,
     ):
