@@ -375,12 +375,6 @@ def former_rules_as_they_are(former: Any, settings: StreamSettings) -> Any:
 _open_companion = SimCompanion.open
 
 
-def lacks_ids_if_out(self: Replica, epoch: Epoch, serial: int) -> bool:
-    return self.record is not None and self.me not in self.record.isr and LACKS_IDS(self, epoch, serial)
-
-
-LACKS_IDS = Replica.lacks_ids
-
 IN_TIME: dict[str, Patch] = {
     "KIP-101: cut to HW instead of by epoch": run_by(CutsToHighWatermark),
     "HW not held back by those of whom nothing is known": replaced(LeaderReplica, "_advance", advance_by_who_asked),
@@ -422,7 +416,6 @@ IN_TIME: dict[str, Patch] = {
     ),
     "ids of dropped rows are forgotten": replaced(Log, "drop", drop_with_ids),
     "a replica joins without its leader's kept ids": replaced(Replica, "lacks_ids", lambda self, epoch, serial: False),
-    "a replica that lost its end is taken to have had these rows": replaced(Replica, "lacks_ids", lacks_ids_if_out),
     "deduplication rebuilt up to HW only": run_by(RebuildsCommittedOnly),
     "deduplication not rebuilt": run_by(RebuildsNothing),
 }

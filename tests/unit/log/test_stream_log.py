@@ -15,7 +15,7 @@ import pytest
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
-from natslog.log import LogOptions
+from natslog.log import LogOptions, read_plan
 from tests.conftest import decoded, open_log, retain, rows, stored_values
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
@@ -70,6 +70,30 @@ def test_sealing_merges_tiny_commits_and_keeps_every_row(log_folder: Path, compr
     sealed = log.chain.segments[0]
     assert len(sealed.index) == 1, "tiny commits became one batch"
     assert stored_values(log) == before
+
+
+def test_little_is_read_for_the_first_of_many_merged_messages(
+    log_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(log_folder)
+    for at in range(160):  # 10 MB
+        log.append(rows([b"x" * 128] * 400), 1_000_000 + at)
+    log.roll()
+    assert log.seal_next()
+    assert max(log.chain.segments[0].index.rows) <= 16 * 1024
+    sizes = []
+    real = read_plan.read_at
+
+    def counted(fd: int, position: int, length: int) -> bytes:
+        sizes.append(length)
+        return real(fd, position, length)
+
+    monkeypatch.setattr(read_plan, "read_at", counted)
+    found = log.visible_rows(0, log.high_watermark)
+    next(found)
+    assert sum(sizes) < 3 << 20, "one batch"
+    assert 1 + sum(1 for _ in found) == len(log.chain.segments[0].index)
+    assert max(sizes) <= 8 << 20
 
 
 def test_sealing_large_commits_rewrites_nothing(log_folder: Path) -> None:
