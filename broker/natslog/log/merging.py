@@ -1,6 +1,6 @@
 """Neighbouring batches of a log as one: tiny commits when a segment is sealed, and batches of which few rows are left.
 
-A merged batch has up to 16 Ki rows and 2 MiB, unless one of its batches alone has more, and rows of one leader epoch.
+A merged batch has up to 64 Ki rows and 8 MiB, unless one of its batches alone has more, and rows of one leader epoch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from natslog.wire.small_batches import StoredHeader
 Stored: TypeAlias = tuple[StoredHeader, pa.RecordBatch, ipc.PackedIds | None]
 """What stored batches state, their rows, and the packed ids of these."""
 
-MERGED_ROWS = 16 * 1024
-MERGED_BYTES = 2 * 1024 * 1024
+MERGED_ROWS = 64 * 1024
+MERGED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

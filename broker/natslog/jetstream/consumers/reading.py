@@ -34,7 +34,7 @@ from natslog.wire.deliveries import Messages
 
 _COLUMNS = ["offset", "timestamp", "subject", "headers", "value"]
 _WINDOW_ROWS = 10_000
-_FIRST_ROWS = 64  # doubled each time a consumer goes on where the window ends
+_FIRST_ROWS = 500  # doubled each time a consumer goes on where the window ends
 _WINDOW_BYTES = 4 * 1024 * 1024
 _FEW_ROWS = 8
 _SPARSE_FROM = 20_000  # offsets; from there on the index of subjects is asked first
