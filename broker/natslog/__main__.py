@@ -1,5 +1,19 @@
-"""`python -m natslog` is `natslog`."""
+"""The command `natslog`, also as `python -m natslog`."""
 
-from natslog.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Runs it. ^C ends it with exit code 130, also while its modules are loaded."""
+    try:
+        from natslog.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

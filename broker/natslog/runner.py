@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -19,6 +20,8 @@ from natslog.node.broker import Broker
 from natslog.process_memory import keep_memory_small, release_what_only_the_start_needed
 
 logger = logging.getLogger("natslog")
+
+_LONG_START_S, _AGAIN_S = 2.0, 10.0
 
 
 def keep_files_private() -> None:
@@ -50,7 +53,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
         if await _has_started(broker):
             release_what_only_the_start_needed()
             config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
-            api.start()
+            await api.start()
             logger.info(
                 "ready at %s", config.url, extra=event("broker.ready", address=config.url, path=broker.data_path)
             )
@@ -71,6 +74,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
 async def _has_started(broker: Broker) -> bool:
     """False if it is to stop before it could start, for example while it waits for other brokers. Raises as `start`."""
     starting, stopping = asyncio.create_task(broker.start()), asyncio.create_task(broker.stopping_soon.wait())
+    watching = asyncio.create_task(_log_long_start(broker))
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -78,9 +82,23 @@ async def _has_started(broker: Broker) -> bool:
         await starting
         return True
     finally:
-        for task in (starting, stopping):
+        for task in (starting, stopping, watching):
             task.cancel()
-        await asyncio.wait({starting, stopping})
+        await asyncio.wait({starting, stopping, watching})
+
+
+async def _log_long_start(broker: Broker) -> None:
+    """What the start of the broker waits for, until it is cancelled."""
+    begun_s, pause_s = time.monotonic(), _LONG_START_S
+    while True:
+        await asyncio.sleep(pause_s)
+        reason, pause_s = broker.not_ready_because(), _AGAIN_S
+        logger.warning(
+            "not ready after %.0f s: %s",
+            time.monotonic() - begun_s,
+            reason,
+            extra=event("broker.start_takes_long", reason=reason),
+        )
 
 
 def _stop_on_signals(broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `7d`, `1h30m`, `250ms`, `10GiB`, `64 MB`."""
+"""Durations and sizes as people write them: `7d`, `1h30m`, `250ms`, `10GiB`, `64 MB`; ranges as they read them."""
 
 from __future__ import annotations
 
@@ -77,3 +77,8 @@ def format_size(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def offsets_between(start: int, end: int) -> str:
+    """The range `[start, end)` in a sentence, with its last offset: `offsets 10 to 14`; `no offsets` if it is empty."""
+    return f"offsets {start} to {end - 1}" if start < end else "no offsets"

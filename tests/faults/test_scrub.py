@@ -103,10 +103,10 @@ def test_a_single_replica_names_the_lost_offsets_and_serves_the_others(cluster: 
         ((start, end),) = [(one["start"], one["end"]) for one in state["damaged"]]
         assert int(file.stem) <= start < end
         shown = client.stream("alone")
-        assert f"offsets {start} to {end} are damaged" in shown["problem"]["message"]
+        assert f"offsets {start} to {end - 1} are damaged" in shown["problem"]["message"]
         assert shown["scrub"]["scrubbed_at"] == state["scrubbed_at"]
         told = natslog("stream", "info", "alone", url=broker.url)
-        assert f"offsets {start} to {end}" in told.stdout.replace("\n", " ")
+        assert f"offsets {start} to {end - 1}" in told.stdout.replace("\n", " ")
         told = natslog("stream", "scrub", "alone", "--json", url=broker.url, check=False)
         assert told.returncode == 1
         assert json.loads(told.stdout)["replicas"][0]["damaged"] == [{"start": start, "end": end}]
@@ -116,7 +116,7 @@ def test_a_single_replica_names_the_lost_offsets_and_serves_the_others(cluster: 
             for batch in client.read("alone", *part)
         ]
         assert [value for values in read for value in values] == values[:start] + values[end:]
-        with pytest.raises(CorruptLog, match=f"offsets {start} to {end}"):
+        with pytest.raises(CorruptLog, match=f"offsets {start} to {end - 1}"):
             list(client.read("alone", start, end))
         assert broker.output().count("stream alone: scrubbing found damage") == 1, "it is reported once"
         eventually(lambda: (broker.number, "activity.replica.damaged") in events(client))
@@ -130,7 +130,7 @@ def accept_loss_of_alone(
     """Of the single replica, by the command line."""
     told = natslog("repair", "alone", url=broker.url, check=False)
     assert told.returncode == 1
-    assert f"offsets {start} to {end} damaged" in told.stdout.replace("\n", " ")
+    assert f"offsets {start} to {end - 1} damaged" in told.stdout.replace("\n", " ")
     refused = natslog("repair", "alone", "--accept-loss", url=broker.url, check=False, input="")
     assert (refused.returncode, "stream alone was not changed" in refused.stderr) == (1, True)
     with pytest.raises(CorruptLog):

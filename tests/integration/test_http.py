@@ -174,7 +174,7 @@ def test_long_poll_waits_for_new_messages(client: NatslogClient, nats_url: str, 
 @pytest.mark.parametrize(
     ("query", "status", "word"),
     [
-        ("start=101", 416, "has offsets 0 to 100"),
+        ("start=101", 416, "has offsets 0 to 99"),
         ("start=5&end=4", 400, "beyond"),
         ("start=-1", 400, "start"),
         ("start=x", 400, "start"),

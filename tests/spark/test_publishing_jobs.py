@@ -310,7 +310,7 @@ def test_replay_refuses_what_cannot_work(broker: BrokerProcess, client: NatslogC
     for more, reason in [
         (["--to-subject", f"{name}.x"], "would be read again"),
         (["--to-subject", "x.{1}"], "has no * that {1} could stand for"),
-        (["--to-subject", "x.>", "--from-offset", "5"], f"stream {name} has offsets 0 to 0"),
+        (["--to-subject", "x.>", "--from-offset", "5"], f"stream {name} has no offsets"),
         (["--to-subject", "x.>", "--ack", "stored"], "no stream records x.>"),
         (["--to-subject", "x.>", "--from", "2026-02-01", "--to", "2026-01-01"], "the range is empty"),
     ]:

@@ -41,6 +41,7 @@ from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.arrow.run_marks import MARK_KEY, RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog
+from natslog.units import offsets_between
 
 __all__ = [
     "FIRST_FORMAT",
@@ -178,7 +179,7 @@ def message_at(view: memoryview, position: int, *, source: str) -> tuple[BatchHe
     message = view[position:end]
     if len(message) < header.total_bytes or not body_holds(header, message):
         raise CorruptLog(
-            f"{source}: the batch at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
+            f"{source}: the batch at byte {position}, {offsets_between(header.base_offset, header.end_offset)}, has a "
             "wrong CRC32C",
             position=position,
             start=header.base_offset,

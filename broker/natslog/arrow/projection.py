@@ -27,6 +27,7 @@ from natslog.arrow.batch_metadata import BUFFERS, FIRST_BUFFERS, BatchMetadata
 from natslog.arrow.message_template import MessageTemplate
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptLog
+from natslog.units import offsets_between
 
 _KEY = b"natslog.columns"
 _NODES = 9
@@ -184,8 +185,8 @@ def proven_at(
     message = view[position : position + header.total_bytes]
     if len(message) < header.total_bytes or not _columns_hold(header, message, columns):
         raise CorruptLog(
-            f"{source}: the message at byte {position}, offsets {header.base_offset} to {header.end_offset}, has a "
-            "wrong CRC32C",
+            f"{source}: the message at byte {position}, {offsets_between(header.base_offset, header.end_offset)}, has "
+            "a wrong CRC32C",
             position=position,
             start=header.base_offset,
             end=header.end_offset,

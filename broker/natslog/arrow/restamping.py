@@ -22,6 +22,7 @@ from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.arrow.covered import covered
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, InvalidRequest
+from natslog.units import offsets_between
 
 _ERRORS = (
     struct.error,
@@ -50,7 +51,7 @@ def checked_batches(data: Bytes, subjects: Sequence[str]) -> list[tuple[BatchHea
     try:
         for header, message in ipc.split_messages(data, source="the request"):
             if found and header.base_offset != found[-1][0].end_offset:
-                raise InvalidRequest(f"offsets {found[-1][0].end_offset} to {header.base_offset} are missing")
+                raise InvalidRequest(f"{offsets_between(found[-1][0].end_offset, header.base_offset)} are missing")
             _check(header, message, subjects)
             found.append((header, message))
     except CorruptLog as error:
@@ -84,7 +85,9 @@ def _check(header: BatchHeader, message: memoryview, subjects: Sequence[str]) ->
         return
     offsets, times = batch.column("offset").to_numpy(), batch.column("timestamp").cast(pa.int64()).to_numpy()
     if offsets[0] < header.base_offset or offsets[-1] >= header.end_offset or np.any(offsets[1:] <= offsets[:-1]):
-        raise InvalidRequest(f"{where} has offsets that do not ascend within {header.base_offset}-{header.end_offset}")
+        raise InvalidRequest(
+            f"{where}: its offsets do not ascend within {offsets_between(header.base_offset, header.end_offset)}"
+        )
     if times[0] < 0 or times[-1] > header.max_timestamp_us or np.any(times[1:] < times[:-1]):
         raise InvalidRequest(f"{where} has timestamps that do not ascend up to {header.max_timestamp_us}")
     if not pc.all(covered(pc.unique(batch.column("subject")), tuple(subjects))).as_py():

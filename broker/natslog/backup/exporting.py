@@ -38,6 +38,7 @@ from natslog.client import NatslogClient
 from natslog.errors import DamagedExport, ExportFailed, natslog_version
 from natslog.log.checked_file import make_folder
 from natslog.model import MAX_LINEAGE, SETTING_NAMES, Fork, JetStreamSettings, Offset, StreamId
+from natslog.units import offsets_between
 
 FILE_BYTES = 128 * 1024 * 1024
 _AT_ONCE_BYTES = 8 * 1024 * 1024
@@ -172,9 +173,9 @@ def _export_there(folder: Path, info: dict[str, Any], options: ExportOptions) ->
         check_file(folder, file, verify=options.verify)
     if info["log_start_offset"] > found.end_offset:
         raise ExportFailed(
-            f"{folder} has offsets {found.first_offset} to {found.end_offset} of stream {name!r}, which now begins at "
-            f"{info['log_start_offset']}: the messages in between were removed before they were exported. The export "
-            "in the folder is intact; export into a new folder, and more often than messages expire",
+            f"{folder} has {offsets_between(found.first_offset, found.end_offset)} of stream {name!r}, which now "
+            f"begins at {info['log_start_offset']}: the messages in between were removed before they were exported. "
+            "The export in the folder is intact; export into a new folder, and more often than messages expire",
         )
     if info["high_watermark"] < found.end_offset:
         raise ExportFailed(

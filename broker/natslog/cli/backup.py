@@ -15,7 +15,7 @@ from natslog.cli import migrating, nats_options
 from natslog.cli.common import JsonFlag, global_of
 from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.errors import InvalidRequest
-from natslog.units import format_size, parse_size_bytes
+from natslog.units import format_size, offsets_between, parse_size_bytes
 
 if TYPE_CHECKING:
     from natslog.backup.exporting import Exported, Progress
@@ -116,7 +116,7 @@ def _export_to_output(context: typer.Context, name: str | None, options: Any, ac
 
 def _show_exported(one: Exported) -> None:
     out.print(
-        f"stream {one.stream}: {one.messages} messages, offsets {one.first_offset} to {one.end_offset}, "
+        f"stream {one.stream}: {one.messages} messages, {offsets_between(one.first_offset, one.end_offset)}, "
         f"{format_size(one.bytes)} in {one.files} files; {one.added_messages} messages are new"
         + (f", {one.removed_messages} were removed since the last export" if one.removed_messages else "")
         + (f"; {one.rewritten_files} files had erased messages and were replaced" if one.rewritten_files else "")
@@ -328,7 +328,7 @@ def _show_imported(one: Imported) -> None:
         if one.resumed
         else f"it is paused and records nothing until: natslog stream resume {one.stream}"
     )
-    out.print(f"stream {one.stream}: {added}, offsets {one.first_offset} to {one.end_offset}; {state}")
+    out.print(f"stream {one.stream}: {added}, {offsets_between(one.first_offset, one.end_offset)}; {state}")
     if one.without_interest:
         out.print(
             f"stream {one.stream}: its retention is limits instead of interest, so that no message is removed before "

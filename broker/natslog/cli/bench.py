@@ -201,7 +201,7 @@ class _Reading:
     def read_range(self, start: int, end: int, progress: Progress) -> None:
         """Raises InvalidRequest: there is nothing in it."""
         if start >= end:
-            raise InvalidRequest(f"stream {self.stream!r} has no messages from offset {start} to {end}")
+            raise InvalidRequest(f"stream {self.stream!r} has no messages from offset {start} on")
         at, began = start, time.perf_counter()
         while at < end:
             asked = time.perf_counter()

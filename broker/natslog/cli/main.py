@@ -166,8 +166,6 @@ def main(arguments: list[str] | None = None) -> None:
             application(_meant(rest))(args=[*options, *rest])
         finally:
             standard_output.flush()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except standard_output.OutputFailed as error:
         if error.is_closed_pipe:
             sys.exit(standard_output.CLOSED_PIPE_EXIT_CODE)

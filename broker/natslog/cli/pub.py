@@ -5,15 +5,14 @@ The publisher, with its compiled kernels, is loaded by this command alone: it ta
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +21,7 @@ import typer
 
 from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of
+from natslog.cli.csv_rows import JsonRows, Row, declared_types, inferred_types, rows_of, shown_types
 from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
@@ -35,7 +35,20 @@ _CHUNK_BYTES = 8 * 1024 * 1024
 _SPECIAL = re.compile(r"[.*>\s\x00-\x1f\x7f]")
 _ESCAPED = re.compile(r"[%.*>\s\x00-\x1f\x7f]")
 _Header = tuple[str, str]
+_Show = Callable[[int, str], None]
+"""Shows the progress: bytes of the input that are done, and what is done with it."""
 _NOTHING_GIVEN = "give a PAYLOAD, --file, or data on standard input"
+
+
+@dataclass(frozen=True, slots=True)
+class _Csv:
+    """How rows become JSON. `types`: of the columns, once they are known. `is_quiet`: they are not shown."""
+
+    declared: dict[str, str]
+    strings: bool
+    is_quiet: bool
+    show: _Show
+    types: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -65,11 +78,22 @@ def pub(
         typer.Option(
             "--format",
             help=(
-                "lines: one message per line, without its line end; csv: one JSON object per row; ndjson: one "
-                "message per line."
+                "lines: one message per line, without its line end; csv: one JSON object per row, with the types that "
+                "its columns have (numbers, booleans, otherwise text); ndjson: one message per line."
             ),
         ),
     ] = "lines",
+    types: Annotated[
+        str | None,
+        typer.Option(
+            "--types",
+            metavar="TYPES",
+            help="Types of CSV columns that are not to be inferred: 'magnitude DOUBLE, code STRING'.",
+        ),
+    ] = None,
+    strings: Annotated[
+        bool, typer.Option("--strings", help="Do not infer types of CSV columns: all are text.")
+    ] = False,
     in_subject: Annotated[
         Literal["refuse", "escape", "split"],
         typer.Option(
@@ -116,7 +140,9 @@ def pub(
         raise InvalidRequest(_NOTHING_GIVEN)
     if file is not None and form == "lines" and (key is not None or "{" in subject):
         raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
-    headers = list(map(_header_of, header or []))
+    if form != "csv" and (types is not None or strings):
+        raise InvalidRequest("--types and --strings require --format csv")
+    declared, headers = declared_types(types or ""), list(map(_header_of, header or []))
     total_bytes = 0 if file is None else _size_of(file)
     from natslog.client.publisher import Publisher
 
@@ -139,22 +165,23 @@ def pub(
         ack_timeout_s=ack_timeout,
         why_hopeless=lambda subject: _why_never_acked(options, subject),
     )
-    with publisher:
+    with publisher, _progress(total_bytes) as show:
+        csv = _Csv(declared, strings, is_quiet=as_json, show=show) if form == "csv" else None
         limit_bytes = publisher.max_payload_bytes
         if file is not None:
-            chunks = _chunks(file, form, subject, in_subject, key, limit_bytes)
+            chunks = _chunks(file, csv or form, subject, in_subject, key, limit_bytes)
         else:
             value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
             chunks = iter([_single(value, subject, in_subject, key)])
         try:
-            sent = _publish_all(publisher, chunks, total_bytes, "stored" if ack else "flush", rate, headers)
+            sent = _publish_all(publisher, chunks, show, "stored" if ack else "flush", rate, headers)
         except PublishFailed as error:
             if error.facts.get("listens", True):
                 raise
             why = _why_none_listens(options, str(error.facts["subject"]))
             raise PublishFailed(f"{error.message} {why}", **error.facts) from error
     seconds = max(time.monotonic() - started, 1e-9)
-    _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json)
+    _report(sent, publisher.acked if ack else None, publisher.resent, seconds, as_json, csv)
 
 
 def _why_never_acked(options: Global, subject: str) -> str | None:
@@ -218,12 +245,12 @@ def _single(value: bytes, template: str, in_subject: str, key: str | None) -> _C
     return _Chunk([_subject(template, in_subject, fields, 1)], [value], [_key(fields, key, 1)])
 
 
-def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool) -> None:
+def _report(sent: int, acked: int | None, resent: int, seconds: float, as_json: bool, csv: _Csv | None) -> None:
     per_second = round(sent / seconds)
     if as_json:
-        print_json(
-            {"sent": sent, "acked": acked, "resent": resent, "seconds": round(seconds, 3), "per_second": per_second}
-        )
+        types = {} if csv is None else {"types": shown_types(csv.types)}
+        found = {"sent": sent, "acked": acked, "resent": resent, "seconds": round(seconds, 3), "per_second": per_second}
+        print_json(found | types)
         return
     acks = "" if acked is None else f", acked {acked}"
     again = f", {resent} sent again" if resent else ""
@@ -241,27 +268,24 @@ def _header_of(text: str) -> _Header:
 def _publish_all(
     publisher: Publisher,
     chunks: Iterator[_Chunk],
-    total_bytes: int,
+    show: _Show,
     ack: Ack,
     rate: float | None,
     headers: Sequence[_Header],
 ) -> int:
     run, sent, started = secrets.token_hex(8), 0, time.monotonic()
-    with _progress(total_bytes) as bar:
-        task = bar.add_task("publishing", total=total_bytes) if bar is not None else None
+    try:
         for chunk in chunks:
             for rows in _paced(_rows(chunk, run if ack == "stored" else None, sent, headers), rate):
                 if rate is not None:
                     time.sleep(max(0.0, started + sent / rate - time.monotonic()))
-                try:
-                    publisher.publish(rows, ack, first_row=sent + 1)
-                except NatslogError:
-                    acked = f", acked {publisher.acked}" if ack == "stored" else ""
-                    err.print(f"stopped: {sent} messages were sent before these rows{acked}")
-                    raise
+                publisher.publish(rows, ack, first_row=sent + 1)
                 sent += len(rows)
-            if bar is not None and task is not None:
-                bar.update(task, completed=chunk.done_bytes, description=f"published {sent}")
+            show(chunk.done_bytes, f"published {sent}")
+    except NatslogError:
+        acked = f", acked {publisher.acked}" if ack == "stored" else ""
+        err.print(f"stopped: {sent} messages were sent before the error{acked}")
+        raise
     return sent
 
 
@@ -285,9 +309,12 @@ def _paced(rows: Rows, rate: float | None) -> Iterator[Rows]:
         yield rows.slice(start, step)
 
 
-def _progress(total_bytes: int) -> Any:
+@contextmanager
+def _progress(total_bytes: int) -> Iterator[_Show]:
+    """Yields what shows the progress: on a terminal, of an input whose size is known."""
     if not total_bytes or not err.is_terminal:
-        return nullcontext()
+        yield lambda done_bytes, what: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -297,11 +324,13 @@ def _progress(total_bytes: int) -> Any:
         TextColumn("bytes"),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=err, transient=True)
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("publishing", total=total_bytes)
+        yield lambda done_bytes, what: bar.update(task, completed=done_bytes, description=what)
 
 
 def _chunks(
-    path: Path, form: str, template: str, in_subject: str, key: str | None, limit_bytes: int
+    path: Path, form: str | _Csv, template: str, in_subject: str, key: str | None, limit_bytes: int
 ) -> Iterator[_Chunk]:
     """Rows of the input; memory is bounded by a chunk and the server's limit for a message.
 
@@ -327,6 +356,14 @@ def _chunks(
         raise InvalidRequest(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def _text_lines(file: IO[bytes], limit_bytes: int) -> Iterator[str]:
+    for number, line in _lines(file, limit_bytes):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"line {number} is not UTF-8 text: convert the file first") from error
+
+
 def _lines(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Each line, with its number from 1 and its end. Raises InvalidRequest: a line of more than `limit_bytes`."""
     number = 0
@@ -337,10 +374,10 @@ def _lines(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def _records(file: IO[bytes], form: str, limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+def _records(file: IO[bytes], form: str | _Csv, limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """Each row's line, payload and fields."""
-    if form == "csv":
-        yield from _csv_records(file, limit_bytes)
+    if isinstance(form, _Csv):
+        yield from _csv_records(file, form, limit_bytes)
         return
     for number, line in _lines(file, limit_bytes):
         value = line.rstrip(b"\r\n")
@@ -361,33 +398,34 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
     return fields
 
 
-def _csv_records(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+def _csv_records(file: IO[bytes], options: _Csv, limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """A row's JSON is never shorter than its line, so that the limit of a message holds for lines, too."""
+    begin = file.tell() if file.seekable() else None
+    rows = rows_of(_text_lines(file, limit_bytes), limit_bytes)
+    _, names = next(rows)
+    if options.strings:
+        types = inferred_types((), names, options.declared)
+    elif begin is not None:
+        types = inferred_types(_with_progress(rows, file, options.show), names, options.declared)
+        file.seek(begin)
+        rows = rows_of(_text_lines(file, limit_bytes), limit_bytes)
+        next(rows)
+    else:
+        first = list(islice(rows, _CHUNK_ROWS))
+        types, rows = inferred_types(first, names, options.declared), chain(first, rows)
+    options.types.update(types)
+    if not options.is_quiet:
+        err.print(f"types: {shown_types(types)}", markup=False, highlight=False, soft_wrap=True)
+    encode = JsonRows(types).encode
+    for number, cells in rows:
+        yield number, encode(number, cells), dict(zip(names, cells, strict=True))
 
-    def lines() -> Iterator[str]:
-        for number, line in _lines(file, limit_bytes):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InvalidRequest(f"line {number} is not UTF-8 text: convert the file first") from error
 
-    csv.field_size_limit(limit_bytes)
-    reader = csv.reader(lines(), strict=True)
-    try:
-        names = next(reader, None)
-        if not names:
-            raise InvalidRequest("the file is empty: csv needs a header line")
-        if len(set(names)) < len(names):
-            raise InvalidRequest(f"the header line names a field twice: {', '.join(names)}")
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) != len(names):
-                raise InvalidRequest(f"line {reader.line_num} has {len(cells)} fields, the header {len(names)}")
-            fields = dict(zip(names, cells, strict=True))
-            yield reader.line_num, json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(), fields
-    except csv.Error as error:
-        raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
+def _with_progress(rows: Iterator[Row], file: IO[bytes], show: _Show) -> Iterator[Row]:
+    for count, row in enumerate(rows):
+        if count % _CHUNK_ROWS == 0:
+            show(file.tell(), "inferring types")
+        yield row
 
 
 def _key(fields: dict[str, Any], name: str | None, number: int) -> bytes | None:

@@ -9,6 +9,7 @@ import typer
 from natslog.cli.common import JsonFlag, confirm, global_of
 from natslog.cli.output import out, print_json
 from natslog.cli.stream import Name, Yes
+from natslog.units import offsets_between
 
 
 def repair(
@@ -65,6 +66,6 @@ def _outcome(name: str, replicas: list[dict[str, Any]]) -> str:
 def _ranges(replica: dict[str, Any], which: str) -> str:
     if "problem" in replica:
         return str(replica["problem"]["message"])
-    texts = [f"offsets {one['start']} to {one['end']}" for one in replica[which] if one["start"] < one["end"]]
+    texts = [offsets_between(one["start"], one["end"]) for one in replica[which] if one["start"] < one["end"]]
     frames = [f"the file of offset {one['start']}" for one in replica[which] if one["start"] == one["end"]]
     return f"{', '.join(texts + frames) or 'nothing'} {'damaged' if which == 'damaged' else 'lost'}"

@@ -11,6 +11,7 @@ import typer
 from natslog.cli.common import global_of
 from natslog.cli.output import err, out
 from natslog.errors import ConfigError
+from natslog.units import offsets_between
 
 if TYPE_CHECKING:
     from natslog.tables.copying import Committed
@@ -190,8 +191,8 @@ def _show(done: Committed, as_json: bool) -> None:
     if done.removed_files:
         parts.append(f"{done.removed_files} files were compacted into {done.added_files}")
     out.print(
-        f"{done.stream} to {done.table}: offsets {done.start} to {done.end}, {', '.join(parts)}, {done.took_s:.1f} s, "
-        f"{done.behind} behind"
+        f"{done.stream} to {done.table}: {offsets_between(done.start, done.end)}, {', '.join(parts)}, "
+        f"{done.took_s:.1f} s, {done.behind} behind"
     )
 
 

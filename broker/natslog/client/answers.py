@@ -30,6 +30,7 @@ from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptAnswer, CorruptLog, Forbidden, NatslogError
+from natslog.units import offsets_between
 
 _MOST_DIGITS = 19
 _SMALL_BODY_BYTES = 4096
@@ -124,7 +125,9 @@ class Rest:
             elif (
                 not header.base_offset <= batch["offset"][0].as_py() <= batch["offset"][-1].as_py() < header.end_offset
             ):
-                raise CorruptAnswer(f"{source} has offsets beyond {header.base_offset} to {header.end_offset}")
+                raise CorruptAnswer(
+                    f"{source} has others than {offsets_between(header.base_offset, header.end_offset)}"
+                )
         return ipc.rows_within(header, batch, self.asked.start, self.end)
 
 
@@ -272,7 +275,9 @@ def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, e
     low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
     if low != covered:
         raise CorruptLog(
-            f"stream {asked.stream!r}: offsets {covered} to {low} are missing in the response", start=covered, end=low
+            f"stream {asked.stream!r}: {offsets_between(covered, low)} are missing in the response",
+            start=covered,
+            end=low,
         )
     if high < low or header.rows > header.end_offset - header.base_offset:
         raise CorruptAnswer(
@@ -284,7 +289,9 @@ def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, e
 def _check_covered(asked: Asked, covered: int, upto: int) -> None:
     if covered < upto:
         raise CorruptLog(
-            f"stream {asked.stream!r}: offsets {covered} to {upto} are missing in the response", start=covered, end=upto
+            f"stream {asked.stream!r}: {offsets_between(covered, upto)} are missing in the response",
+            start=covered,
+            end=upto,
         )
 
 
@@ -306,7 +313,7 @@ def _exact_rows(data: bytes, asked: Asked, end: int, removed: int) -> list[pa.Re
     rows = sum(batch.num_rows for batch in batches)
     span = max(0, end - asked.start - removed)
     if rows > span or (rows < span and not asked.is_filtered):
-        raise CorruptAnswer(f"stream {asked.stream!r}: {rows} rows for offsets {asked.start} to {end}")
+        raise CorruptAnswer(f"stream {asked.stream!r}: {rows} rows for {offsets_between(asked.start, end)}")
     return batches
 
 

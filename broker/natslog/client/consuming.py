@@ -46,6 +46,7 @@ from natslog.errors import (
 )
 from natslog.log_events import event
 from natslog.model import beyond_fork
+from natslog.units import offsets_between
 
 if TYPE_CHECKING:
     from natslog.client.client import NatslogClient
@@ -409,7 +410,7 @@ class Consumer:
                 raise error
             self._move(info)
             return
-        said = f"stream {self._stream!r}: offsets {start} to {end} are lost: retention or a purge removed them"
+        said = f"stream {self._stream!r}: {offsets_between(start, end)} are lost: retention or a purge removed them"
         if self._options.on_data_loss == "fail":
             raise DataLoss(
                 f"{said} before they were consumed. Read them from a copy, or accept the loss: on_data_loss='skip' "
@@ -439,7 +440,7 @@ class Consumer:
             remedy = f"`natslog cursor set {self._options.cursor} {self._stream} latest` skips to its end"
         bounds = {"log_start_offset": info["log_start_offset"], "high_watermark": info["high_watermark"]}
         return OffsetOutOfRange(
-            f"stream {self._stream!r} has offsets {bounds['log_start_offset']} to {bounds['high_watermark']}: {what} "
+            f"stream {self._stream!r} has {offsets_between(info['log_start_offset'], info['high_watermark'])}: {what} "
             f"is beyond its end. The cursor was set by hand, or the log is shorter than it was; {remedy}",
             stream=self._stream,
             offset=self._position,

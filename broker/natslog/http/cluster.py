@@ -141,7 +141,7 @@ def shown_cluster(
         supported_level=level if levels is None else supported_by_all(levels, level),
         upgrade_waits=levels is not None,
         upgrade_waits_for=[] if levels is None else [*blocking(levels, LATEST_LEVEL)],
-        jetstream=broker.jetstream,
+        jetstream=broker.jetstream or "off",
         nats_leaf=broker.leaf_state,
         nats_leaf_problem=broker.leaf_problem or UNSET,
     )

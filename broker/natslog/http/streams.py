@@ -37,6 +37,7 @@ from natslog.node.replicas.stream import HostedStream
 from natslog.security.decisions import is_whole
 from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, cover, is_internal
 from natslog.times import format_timestamp_us, parse_timestamp_us
+from natslog.units import offsets_between
 
 routes = web.RouteTableDef()
 
@@ -365,8 +366,8 @@ def _purge_bound(body: dict[str, Any], stream: HostedStream) -> Offset:
         raise InvalidRequest(f"below {below!r} must be an offset: a whole number of at least 0", parameter="below")
     if below > log.high_watermark:
         error = OffsetOutOfRange(
-            f"messages below offset {below} cannot be purged: stream {stream.name!r} has offsets "
-            f"{log.first_readable_offset} to {log.high_watermark}",
+            f"messages below offset {below} cannot be purged: stream {stream.name!r} has "
+            f"{offsets_between(log.first_readable_offset, log.high_watermark)}",
             offset=below,
             log_start_offset=log.first_readable_offset,
             high_watermark=log.high_watermark,

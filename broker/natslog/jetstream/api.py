@@ -235,26 +235,33 @@ class JetStreamApi:
             most_answer_bytes=lambda: self._link.max_payload_bytes,
             settled_within_s=_SETTLED_WITHIN_S,
         )
+        self._state: JetStreamState | None = None  # being served; `Broker.jetstream`: it is served
         self._probed_connection = -1
         self._total = self._failed = self._dropped = 0
         self._complained_s = -_LOG_EVERY_S
 
     # ---- life ----
 
-    def start(self) -> None:
-        """Unless the settings turn it off."""
-        mode, has_security = self._broker.config.jetstream, self._broker.guard.is_on
-        if mode == "off":
-            return
+    async def start(self) -> None:
+        """Unless the settings turn it off. Returns when requests are answered, when it is known that they are not, or
+        without a connection to NATS.
+        """
+        broker, mode, has_security = self._broker, self._broker.config.jetstream, self._broker.guard.is_on
         if mode == "auto" and has_security:
             logger.info(
                 "the JetStream API is off, because security is enabled: who may publish to $JS.API could create and "
                 "delete streams. To turn it on, set jetstream = on, and limit these subjects by NATS permissions",
                 extra=event("jetstream.off"),
             )
+        if mode == "off" or (mode == "auto" and has_security):
+            broker.jetstream = "off"
             return
         self._task = asyncio.create_task(self._run(), name="jetstream")
         self._task.add_done_callback(self._ended)
+        while (  # noqa: ASYNC110 (a lost connection sets no event)
+            broker.jetstream is None and self._link.is_up and not broker.stopping_soon.is_set()
+        ):
+            await asyncio.sleep(_PROBE_POLL_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -271,7 +278,7 @@ class JetStreamApi:
             await asyncio.wait(answering, timeout=1.0)
         for task in answering:
             task.cancel()
-        self._broker.jetstream = "off"
+        self._state = self._broker.jetstream = "off"
 
     async def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -311,9 +318,10 @@ class JetStreamApi:
             if self._link.forbidden > forbidden:
                 await self._detach()
                 state = "forbidden"
-        self._broker.jetstream = state
+        self._state = state
         await self._serve_direct_requests()
         await self._calls.consumers.serving.serve(_PREFIXES.get(state))
+        self._broker.jetstream = state
         if state == "forbidden":
             logger.warning(
                 "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "
@@ -367,9 +375,8 @@ class JetStreamApi:
     # ---- direct requests ----
 
     def _direct_subjects(self, record: StreamRecord) -> tuple[str, ...]:
-        state = self._broker.jetstream
-        prefix = PREFIX if state == "on" else DOMAIN_PREFIX
-        return () if state not in _PREFIXES else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
+        prefix = _PREFIXES.get(self._state or "off")
+        return () if prefix is None else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
 
     async def _serve_direct_requests(self) -> None:
         """Of all streams that this broker leads."""

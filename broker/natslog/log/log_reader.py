@@ -32,6 +32,7 @@ from natslog.log.segment import damage, read_batch
 from natslog.log.splits import Stretch, cut_into_splits
 from natslog.log.visibility import Visibility
 from natslog.model import Split
+from natslog.units import offsets_between
 
 _INDEXES_KEPT = 64
 _MOST_KNOWN_BATCHES = 32
@@ -214,7 +215,7 @@ class LogReader:
         high_watermark = chain.log_end_offset if uncommitted else chain.high_watermark
         if not log_start_offset <= start <= high_watermark:
             raise OffsetOutOfRange(
-                f"offset {start} is not in the log, which has offsets {log_start_offset} to {high_watermark}",
+                f"offset {start} is not in the log, which has {offsets_between(log_start_offset, high_watermark)}",
                 offset=start,
                 log_start_offset=log_start_offset,
                 high_watermark=high_watermark,

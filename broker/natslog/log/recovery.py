@@ -28,6 +28,7 @@ from natslog.arrow.batch_line import CONTINUATION
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.segment import read_at
 from natslog.log.small_runs import SmallRuns
+from natslog.units import offsets_between
 from natslog.wire.stored_layout import BASE
 
 BLOCK_BYTES = 4096
@@ -48,13 +49,15 @@ class Damage:
     end_offset: int | None
 
     def __str__(self) -> str:
-        upto = "the end, wherever that was" if self.end_offset is None else str(self.end_offset)
+        offsets = f"offsets {self.start_offset} and later"
+        if self.end_offset is not None:
+            offsets = offsets_between(self.start_offset, self.end_offset)
         if self.position == self.end_position:
-            return f"{self.path}: offsets {self.start_offset} to {upto} are missing or stored twice"
+            return f"{self.path}: {offsets} are missing or stored twice"
         place = f"{self.path}: bytes {self.position} to {self.end_position}"
         if self.start_offset == self.end_offset:
             return f"{place} are damaged: the file header, before offset {self.start_offset}"
-        return f"{place} are damaged, offsets {self.start_offset} to {upto}"
+        return f"{place} are damaged, {offsets}"
 
 
 @dataclass(slots=True)

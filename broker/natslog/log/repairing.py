@@ -28,6 +28,7 @@ from natslog.log.recovery import scan_segment
 from natslog.log.scrub import OffsetRange
 from natslog.log.sealed import SealedSegment, read_footer_index, sealing_bytes
 from natslog.log.segment import damage, file_header, header_bytes_of, read_batch
+from natslog.units import offsets_between
 
 _SYNC_EVERY_BYTES = 4 * 1024 * 1024
 
@@ -148,7 +149,8 @@ def _write(segment: SealedSegment, end_offset: int, stream_id: str, fetched: Fet
                 os.fdatasync(fd)
                 synced = position
         if expected != end_offset:
-            raise CorruptLog(f"{segment.path}: offsets {expected} to {end_offset} are missing", file=str(segment.path))
+            missing = offsets_between(expected, end_offset)
+            raise CorruptLog(f"{segment.path}: {missing} are missing", file=str(segment.path))
         write_all(fd, [sealing_bytes(index, header_bytes)])
         os.fsync(fd)
     finally:

@@ -31,6 +31,7 @@ from natslog.log.checked_file import read_record, write_checked
 from natslog.log.sealed import SealedSegment, read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import check_file_header, damage, read_at
 from natslog.log_events import event
+from natslog.units import offsets_between
 
 logger = logging.getLogger("natslog.log")
 
@@ -184,8 +185,8 @@ def _of_batch(segment: SealedSegment, entry: BatchEntry, what: str) -> Finding:
 
 def _of_whole(segment: SealedSegment, end_offset: int, what: str) -> Finding:
     message = (
-        f"{segment.path}: this sealed segment, offsets {segment.base_offset} to {end_offset}, {what}. Restore the file "
-        "from a replica or a copy; `natslog verify` checks it"
+        f"{segment.path}: this sealed segment, {offsets_between(segment.base_offset, end_offset)}, {what}. Restore the "
+        "file from a replica or a copy; `natslog verify` checks it"
     )
     error = CorruptLog(message, file=str(segment.path), position=0, start=segment.base_offset, end=end_offset)
     return Finding(segment.base_offset, end_offset, error)
@@ -262,7 +263,7 @@ class ScrubProgress:
         damaged = self.damaged
         if not damaged:
             return None
-        lost = ", ".join(f"{start} to {end}" for start, end in damaged[:_MOST_SHOWN] if start < end)
+        lost = ", ".join(f"{start} to {end - 1}" for start, end in damaged[:_MOST_SHOWN] if start < end)
         frames = ", ".join(str(start) for start, end in damaged[:_MOST_SHOWN] if start == end)
         texts = [f"offsets {lost} are damaged and cannot be read"] if lost else []
         texts += [f"the header or footer of the segments that begin at {frames} is damaged"] if frames else []

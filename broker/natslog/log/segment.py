@@ -22,6 +22,7 @@ from natslog.errors import CorruptLog, DataDirError
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import write_all
+from natslog.units import offsets_between
 
 FILE_MAGIC = b"ARROW1\0\0"
 ACTIVE_SUFFIX = ".active"
@@ -344,7 +345,7 @@ def header_bytes_of(message: bytes) -> int:
 def damage(path: Path, entry: BatchEntry, what: str) -> CorruptLog:
     """The error for one batch, with file, position and offsets."""
     return CorruptLog(
-        f"{path}: the batch at byte {entry.position}, offsets {entry.base_offset} to {entry.end_offset}, {what}. "
+        f"{path}: the batch at byte {entry.position}, {offsets_between(entry.base_offset, entry.end_offset)}, {what}. "
         "Restore the file from a replica or a copy; `natslog verify` checks it",
         file=str(path),
         position=entry.position,

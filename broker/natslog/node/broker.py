@@ -210,7 +210,7 @@ class Broker:
         )
         self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
-        self.jetstream: JetStreamState = "off"
+        self.jetstream: JetStreamState | None = None  # not found out yet; `JetStreamApi` does
         self.admin_token: str | None = None  # if this start has created it; shown once
 
     def take_admin_token(self) -> str | None:
@@ -385,7 +385,8 @@ class Broker:
         if (outdated := self.cluster.registration.outdated) is not None:
             return outdated.message
         if not self.has_started:
-            return "joining the cluster and recovering logs"
+            done = sum(stream.log is not None or stream.problem is not None for stream in self.streams.values())
+            return f"recovering logs: {done} of {len(self.streams)} streams are open" if self.streams else "starting"
         if self.cluster.group.disk.hangs:
             return f"the disk of {self.data_path} does not complete writes: check the disk and the kernel log"
         if not self.has_session():
@@ -394,6 +395,8 @@ class Broker:
             return f"no connection to NATS at {self.link.shown_url}"
         if not self.link.is_reachable:
             return f"NATS at {self.link.shown_url} does not respond: check the NATS server and the network"
+        if self.jetstream is None:
+            return "finding out whether the NATS server serves the JetStream API itself"
         return None
 
     # ---- the cluster ----

@@ -48,6 +48,7 @@ from natslog.model import beyond_fork
 from natslog.tables.options import TableOptions
 from natslog.tables.rows import DEAD_LETTER_SCHEMA, RowMaker, Rows, check_partitions, first_schema, newest_by_key
 from natslog.tables.table import Position, Table, Target
+from natslog.units import offsets_between
 
 logger = logging.getLogger("natslog.tables")
 
@@ -129,7 +130,7 @@ def _check_start(start: int, stream: str, info: dict[str, object]) -> None:
     low, high = int(str(info["log_start_offset"])), int(str(info["high_watermark"]))
     if not low <= start <= high:
         raise InvalidRequest(
-            f"--from: stream {stream!r} has offsets {low} to {high}, and {start} is not one of them: give another "
+            f"--from: stream {stream!r} has {offsets_between(low, high)}, and {start} is not one of them: give another "
             "one, a time, earliest or latest"
         )
 
@@ -165,19 +166,18 @@ def _first_position(
             raise beyond_fork(stream, stored.stream_id, stream_id, stored.offset, fork)
     if stored.offset < log_start and options.on_data_loss == "fail":
         raise DataLoss(
-            f"stream {stream!r}: offsets {stored.offset} to {log_start} were removed before they were copied to table "
-            f"{name}: --on-data-loss skip continues at {log_start}; a longer retention (natslog stream edit --max-age) "
-            "prevents further losses",
+            f"stream {stream!r}: {offsets_between(stored.offset, log_start)} were removed before they were copied to "
+            f"table {name}: --on-data-loss skip continues at {log_start}; a longer retention (natslog stream edit "
+            "--max-age) prevents further losses",
             stream=stream,
             start=stored.offset,
             end=log_start,
         )
     if stored.offset < log_start:
         logger.warning(
-            "stream %s: offsets %d to %d are lost, and not in the table",
+            "stream %s: %s are lost, and not in the table",
             stream,
-            stored.offset,
-            log_start,
+            offsets_between(stored.offset, log_start),
             extra=event("table.offsets_lost", stream=stream, offset=stored.offset, end_offset=log_start),
         )
     offset = max(stored.offset, log_start)

@@ -3,14 +3,17 @@
 Theory of operation. Payloads are parsed in blocks by `pyarrow.json`, with the columns that the table has as explicit
 schema; Arrow infers the types of all other members. A block that Arrow refuses is halved until the rows that it refuses
 stand alone: these are the misfits. Halves are parsed in the order of the rows, and each one extends the schema for
-those behind it, so the same rows always give the same columns.
+those behind it, so the same rows always give the same columns. Dates, timestamps and decimals are parsed as texts or
+numbers, and converted by `json_values`; the misfits among them are found at once, and their block is parsed again
+without them.
 
 What Arrow would accept although it is not JSON is found before (`json_guards`); such a row is parsed by Python. `NaN`,
 `Infinity` and `-Infinity` are values of DOUBLE, as in the Spark source.
 
 Types of new members: BIGINT, DOUBLE, BOOLEAN, STRING, arrays and structs of these. Times are strings, because a member
 that looks like a time in one message need not in the next one. Members that are always null, and objects without
-members, have no type: they become columns with the first value.
+members, have no type: they become columns with the first value. Arrays that are always empty have none either; where a
+column comes with a later block, the blocks before it are parsed again, so that its empty arrays stay what they are.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,18 +31,49 @@ import pyarrow.json as pj
 
 from natslog.arrow import json_guards
 from natslog.arrow.json_blocks import MOST_BYTES, joined, without_object
-from natslog.arrow.json_times import with_times
 from natslog.arrow.payloads import Payloads
+from natslog.wire.json_values import with_values
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 _EXACT_DIGITS = 15  # of a decimal that a double has without loss
 _ROW = re.compile(r" in row \d+$")
+_OTHER_TYPE = re.compile(r"Column\((.*)\) changed from \w+ to (string|number|boolean)")
+_OTHER_TYPES = {"string": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
 _UNFIT_NAME = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")  # which Parquet's readers and Delta do not accept
+_MOST_SHOWN = 60  # characters of a value
 _MOST_NESTED = 30  # types: Delta's limit is 40 or so, and libraries recurse
 
 
 class _Refused(Exception):
     """Some row of a block does not fit."""
+
+
+class _Misfits(Exception):
+    """These rows of a block do not: their numbers, and the reasons."""
+
+    def __init__(self, reasons: dict[int, str]) -> None:
+        self.reasons = reasons
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Of some payloads.
+
+    Attributes:
+        is_blank: rows without text. is_dropped: rows that are parsed as `{}`, and left out of the result. parts: the
+            columns of `[start, end)`, in the order of the rows.
+    """
+
+    payloads: Payloads
+    is_blank: Any
+    is_dropped: Any
+    misfits: dict[int, str]
+    parts: list[tuple[pa.Table, int, int]] = field(default_factory=list)
+
+    def text(self, start: int, end: int) -> tuple[Payloads, Any, Any]:
+        """(the payloads of these rows, their lines, where these begin)."""
+        some = _slice(self.payloads, start, end)
+        return some, *joined(some, (self.is_blank | self.is_dropped)[start:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,54 +114,80 @@ class JsonColumns:
         self.schema = pa.schema([_plain(inner) for inner in schema])
         self._reserved, self._adds_columns, self._most_columns = reserved, adds_columns, most_columns
         self._has_dots = has_dots
+        self._others: dict[str, Any] = {}  # types of values that are not of the usual one of their column, by path
 
     def read(self, values: pa.Array[Any]) -> Typed:
         """Args: values: binary, without nulls. Blank ones are rows of nulls."""
         payloads = Payloads.of(values)
-        _, malformed = without_object(payloads)
-        misfits = {int(row): "it is not a JSON object" for row in np.flatnonzero(malformed)}
-        parts: list[tuple[pa.Table, int]] = []
+        blank, malformed = without_object(payloads)
+        no_object = dict.fromkeys(_rows(malformed), "it is not a JSON object")
+        reading = _Reading(payloads, blank, malformed, no_object)
         for start, end in _blocks(payloads):
-            self._read_block(payloads, start, end, parts, misfits)
-        conform = [conformed(part, count, self.schema) for part, count in parts]
-        whole = pa.concat_tables(conform or [self.schema.empty_table()])
+            self._read_block(reading, start, end)
+        whole = pa.concat_tables([self._whole(reading, *part) for part in reading.parts] or [self.schema.empty_table()])
+        misfits, is_dropped = reading.misfits, reading.is_dropped
         kept = np.setdiff1d(np.arange(len(payloads)), np.fromiter(misfits, np.int64, len(misfits)))
-        if malformed.any():  # rows of `{}` are in their place
+        if is_dropped.any():  # rows of `{}` are in their place
             fits = np.ones(len(payloads), bool)
-            fits[[row for row in misfits if not malformed[row]]] = False
-            whole = filtered(whole, ~malformed[fits])
+            fits[[row for row in misfits if not is_dropped[row]]] = False
+            whole = filtered(whole, ~is_dropped[fits])
         return Typed(whole, kept, misfits)
 
-    def _read_block(
-        self, payloads: Payloads, start: int, end: int, parts: list[tuple[pa.Table, int]], misfits: dict[int, str]
-    ) -> None:
-        """Appends the columns of these rows, except those of misfits."""
+    def _read_block(self, reading: _Reading, start: int, end: int) -> None:
+        """Adds the columns of these rows, except those of misfits."""
         try:
-            parts.append((self._parsed(_slice(payloads, start, end)), end - start))
+            reading.parts.append((self._parsed(reading, start, end), start, end))
+        except _Misfits as found:
+            reading.misfits |= {start + row: reason for row, reason in found.reasons.items()}
+            reading.is_dropped[[start + row for row in found.reasons]] = True
+            self._read_block(reading, start, end)
         except (_Refused, RecursionError) as refused:
             if end - start == 1:
                 is_known = isinstance(refused, _Refused)
-                misfits[start] = str(refused) if is_known else "it is nested too deeply for a column"
+                reading.misfits[start] = str(refused) if is_known else "it is nested too deeply for a column"
                 return
             middle = (start + end) // 2
-            self._read_block(payloads, start, middle, parts, misfits)
-            self._read_block(payloads, middle, end, parts, misfits)
+            self._read_block(reading, start, middle)
+            self._read_block(reading, middle, end)
 
-    def _parsed(self, payloads: Payloads) -> pa.Table:
-        """Extends the schema. Raises _Refused: it is unchanged."""
-        blank, malformed = without_object(payloads)
-        text, offsets = joined(payloads, blank | malformed)
+    def _parsed(self, reading: _Reading, start: int, end: int) -> pa.Table:
+        """Extends the schema. Raises _Refused, _Misfits: it is unchanged."""
+        payloads, text, offsets = reading.text(start, end)
         _check(text, offsets, payloads)
-        parsed = pa.schema([inner.with_type(_parsed(inner.type)) for inner in self.schema])
-        table = _read(text, parsed, "infer" if self._adds_columns else "error", len(payloads))
+        table, parsed = self._read(text, self.schema, "infer" if self._adds_columns else "error", end - start)
         grown = self.schema
         if table.schema != parsed:  # only the types are taken: Arrow's inference makes lists with a null in front wrong
             grown = self._grown(table.schema)
-            parsed = pa.schema([inner.with_type(_parsed(inner.type)) for inner in grown])
-            table = _read(text, parsed, "ignore", len(payloads))
-        columns = [_converted(table.column(at).combine_chunks(), kind) for at, kind in enumerate(grown)]
+            table, _ = self._read(text, grown, "ignore", end - start)
+        columns = _converted(table, grown)
         self.schema = grown
-        return pa.Table.from_arrays(columns, schema=grown)
+        return columns
+
+    def _whole(self, reading: _Reading, part: pa.Table, start: int, end: int) -> pa.Table:
+        """The part with the columns of the schema as it is now."""
+        if any(_has_list(one.type) for one in self.schema if one not in part.schema):
+            with suppress(_Refused, _Misfits):  # what has no type in it is not always an array
+                _, text, _ = reading.text(start, end)
+                return _converted(self._read(text, self.schema, "ignore", end - start)[0], self.schema)
+        return conformed(part, end - start, self.schema)
+
+    def _read(self, text: Any, schema: pa.Schema, unexpected: Any, rows: int) -> tuple[pa.Table, pa.Schema]:
+        """(what Arrow parses for these columns, what it was told to). Raises _Refused."""
+        others, changed = dict(self._others), set[str]()
+        while True:
+            parsed = pa.schema([one.with_type(_parsed(one.type, f"/{one.name}", others)) for one in schema])
+            try:
+                table = _read(text, parsed, unexpected, rows)
+            except _Refused as refused:
+                found = _OTHER_TYPE.match(str(refused))
+                if found is None or found[1] in changed or not _has_leaf(schema, found[1]):
+                    raise
+                changed.add(found[1])
+                if others.pop(found[1], None) is None:
+                    others[found[1]] = _OTHER_TYPES[found[2]]
+            else:
+                self._others = others
+                return table, parsed
 
     def _grown(self, found: pa.Schema) -> pa.Schema:
         """The schema with the members that were found beside its columns."""
@@ -243,17 +304,41 @@ def plain_type(kind: Any) -> Any:
     return kind
 
 
-def _parsed(kind: Any) -> Any:
-    """What Arrow parses for a column: dates and times are strings at first, decimals are doubles."""
+def _parsed(kind: Any, path: str, others: dict[str, Any]) -> Any:
+    """What Arrow parses for a column: dates and times are strings at first, decimals are doubles.
+
+    Args:
+        path: of the column, as Arrow's errors name it. others: by path, what is parsed instead: some values of other
+            types can be converted, and those of a whole block are told from each other at once.
+    """
     types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _parsed(one.type, f"{path}/{one.name}", others)) for one in kind])
+    if types.is_list(kind):
+        return pa.list_(pa.field("element", _parsed(kind.value_type, f"{path}/[]", others)))
+    if (other := others.get(path)) is not None:
+        return pa.int64() if types.is_timestamp(kind) and types.is_floating(other) else other
     if types.is_decimal(kind):
         return pa.float64() if kind.precision <= _EXACT_DIGITS else pa.string()
-    if types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _parsed(one.type)) for one in kind])
-    if types.is_list(kind):
-        return pa.list_(pa.field("element", _parsed(kind.value_type)))
     is_plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     return kind if is_plain else pa.string()  # a value of a type that JSON does not have is not converted
+
+
+def _has_leaf(fields: Any, path: str, above: str = "") -> bool:
+    """Whether the path is that of a column which is neither a struct nor a list."""
+    for one in fields:
+        at, kind = f"{above}/{one.name}", one.type
+        while pa.types.is_list(kind):
+            at, kind = f"{at}/[]", kind.value_type
+        if _has_leaf(kind, path, at) if pa.types.is_struct(kind) else at == path:
+            return True
+    return False
+
+
+def _has_list(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_list(one.type) for one in kind)
+    return bool(pa.types.is_list(kind))
 
 
 def _new(kind: Any) -> Any:
@@ -307,39 +392,28 @@ def _type_with_new(known: Any, found: Any) -> Any:
 # ---- values ----
 
 
-def _converted(array: Any, kind: pa.Field[Any]) -> Any:
-    """What was parsed for a column, as its type. Raises _Refused: a value cannot be converted."""
-    if array.type == kind.type:
-        return array
-    try:
-        found = _as(array, kind.type)
-    except pa.ArrowInvalid as error:
-        raise _Refused(f"column {kind.name} is {kind.type}: {str(error).partition(chr(10))[0]}") from error
-    if found is None:
-        raise _Refused(f"column {kind.name} is {kind.type}, and there is a value that is not")
-    return found
+def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """What was parsed, as its types. Raises _Misfits."""
+    columns, misfits = [], dict[int, str]()
+    for at, kind in enumerate(schema):
+        parsed = table.column(at).combine_chunks()
+        column, good = with_values(parsed, kind.type)
+        columns.append(column)
+        for row in _rows(~good):
+            misfits.setdefault(row, f"column {kind.name} is {kind.type}, and {_shown(parsed[row])} is not")
+    if misfits:
+        raise _Misfits(misfits)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _as(array: Any, kind: Any) -> Any | None:
-    types = pa.types
-    if array.type == kind:
-        return array
-    if array.null_count == len(array):
-        return pa.nulls(len(array), kind)
-    if types.is_decimal(kind) and types.is_floating(array.type):
-        return array.cast(pa.string()).cast(kind)
-    if types.is_struct(kind):
-        children = [_as(array.field(at), one.type) for at, one in enumerate(kind)]
-        if any(child is None for child in children):
-            return None
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
-    if types.is_list(kind):
-        values = _as(array.values, kind.value_type)
-        buffers = array.buffers()[:2]
-        return None if values is None else pa.Array.from_buffers(kind, len(array), buffers, children=[values])
-    if types.is_date32(kind) or types.is_timestamp(kind):
-        return with_times(array, kind)
-    return None
+def _shown(value: Any) -> str:
+    text = json.dumps(value.as_py(), ensure_ascii=False, default=str)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+
+
+def _rows(mask: Any) -> list[int]:
+    rows: list[int] = np.flatnonzero(mask).tolist()
+    return rows
 
 
 def filtered(table: pa.Table, mask: Any) -> pa.Table:

@@ -16,6 +16,7 @@ PROBE_HEADER = b"Natslog-Probe: true\r\n"
 """Of a request of which only the headers of the answers are read: brokers leave out what takes time."""
 _CLUSTER = re.compile(rf"^{CLUSTER_HEADER}: (\w+)\r$", re.MULTILINE)
 _LATER_ANSWERS_S = 0.3
+_NO_RECEIVER = "NATS/1.0 503"
 _POLL_S = 0.01
 
 
@@ -25,6 +26,7 @@ async def headers_of_answers(link: NatsLink, subject: str, inbox: str, *, within
 
     Args:
         within_s: until the first answer; others are waited for a little longer, as a server may answer after a broker.
+            That there is no receiver is the only answer.
 
     Raises:
         NatsUnavailable.
@@ -46,10 +48,11 @@ async def headers_of_answers(link: NatsLink, subject: str, inbox: str, *, within
             await asyncio.sleep(_POLL_S)
         if link.forbidden > forbidden:
             return None
-        if not answers.empty():
+        found = [] if answers.empty() else [answers.get_nowait()]
+        if found and not found[0].startswith(_NO_RECEIVER):
             await asyncio.sleep(_LATER_ANSWERS_S)
-        found = [answers.get_nowait() for _ in range(answers.qsize())]
-        return [headers for headers in found if not headers.startswith("NATS/1.0 503")]
+        found += [answers.get_nowait() for _ in range(answers.qsize())]
+        return [headers for headers in found if not headers.startswith(_NO_RECEIVER)]
     finally:
         await link.detach(attachment)
 

@@ -154,7 +154,7 @@ _ids, _out = "natslog.wire.kernels_ids", "natslog.wire.kernels_out"
 _hash, _envelopes = "natslog.wire.kernels_hash", "natslog.wire.kernels_envelopes"
 _newest, _deliveries = "natslog.wire.kernels_newest", "natslog.wire.kernels_deliveries"
 _direct, _stored = "natslog.wire.kernels_direct", "natslog.wire.kernels_stored"
-_plain = "natslog.wire.kernels_plain"
+_plain, _scalars = "natslog.wire.kernels_plain", "natslog.wire.kernels_scalars"
 _subjects = "natslog.wire.kernels_subjects"
 
 scan_with = Kernel(_kernels, "scan_with", BYTES, INTEGER, INTEGER, FRAMES.out, Array("int64", 2).out, results=4)
@@ -253,6 +253,7 @@ encode_plain = Kernel(
 )
 count_subjects = Kernel(_subjects, "count_subjects", OFFSETS, OFFSETS, LONGS.out)
 place_rows = Kernel(_subjects, "place_rows", OFFSETS, OFFSETS, LONGS, INTEGER, LONGS.out, LONGS.out)
+parse_texts = Kernel(_scalars, "parse_texts", BYTES, OFFSETS, *[INTEGER] * 3, LONGS.out, MARKS.out)
 plain_acks = Kernel(_plain, "plain_acks", BYTES, FRAMES, INTEGER, BYTES, BYTES, BYTES.out, results=1)
 
 _WORDS_OF_A_LINE = (6, 2)

@@ -35,8 +35,8 @@ from pyspark.sql.types import (
 
 from natslog.arrow import json_guards
 from natslog.arrow.json_blocks import MOST_BYTES, joined, without_object
-from natslog.arrow.json_times import parsed_type, with_times
 from natslog.arrow.payloads import Payloads
+from natslog.wire.json_values import parsed_type, with_values
 from pyspark_natslog.payload.rows import Decoded
 
 _DENSE = (BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
@@ -99,10 +99,10 @@ class ArrowJson:
             return None
         if table.num_rows != rows:
             return None
-        columns = [with_times(_whole(table.column(at)), kind.type) for at, kind in enumerate(self._types)]
-        if any(column is None for column in columns):
+        columns = [with_values(_whole(table.column(at)), kind.type) for at, kind in enumerate(self._types)]
+        if not all(good.all() for _, good in columns):
             return None
-        return dict(zip(self._types.names, columns, strict=True))
+        return {name: column for name, (column, _) in zip(self._types.names, columns, strict=True)}
 
 
 def _whole(column: Any) -> Any:

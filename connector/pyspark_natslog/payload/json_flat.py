@@ -27,8 +27,8 @@ from pyspark.sql.types import (
 )
 
 from natslog.arrow import json_guards
-from natslog.arrow.json_times import parsed_type, with_times
 from natslog.arrow.payloads import Payloads
+from natslog.wire.json_values import parsed_type, with_values
 from pyspark_natslog.payload import native
 from pyspark_natslog.payload.kernels_flat import BOOLEAN, MOST_MEMBERS, REAL, TEXT, TEXTS, WHOLE
 from pyspark_natslog.payload.kernels_tokens import MOST_NESTED
@@ -110,9 +110,9 @@ class FlatJson:
             array = _array(
                 kind, inner.type, valid[mine], cells[mine], reals[mine], data[base:], item_ends[list_slot * room :]
             )
-            if (array := with_times(array, inner.type)) is None:
+            arrays[inner.name], good = with_values(array, inner.type)
+            if not good.all():
                 return None
-            arrays[inner.name] = array
         none = np.zeros(rows, bool)
         return Decoded(arrays, none, reason=str, blank=none)
 

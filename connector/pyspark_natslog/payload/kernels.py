@@ -1,19 +1,17 @@
 """Kernels on the columns being built: add an entry or a null, take entries back; and on bytes: check UTF-8.
 
-They are compiled if numba is installed; otherwise the same functions run uncompiled (`natslog.wire.compiled`). After a
-change here touch every `kernels*.py` of this folder: numba's cache checks only the file that defines a kernel.
-
 Invariant: a node's entries are written in order of position, so the bytes or items of position `p` begin where those of
 `p - 1` end; taking an entry back means reducing the count.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from natslog.wire.compiled import compiled, copy_bytes
+from natslog.wire.kernels_scalars import Word
 from pyspark_natslog.payload.layout import (
     BINARY,
     BYTES,
@@ -28,9 +26,6 @@ from pyspark_natslog.payload.layout import (
     STRUCT,
     VALID,
 )
-
-Word: TypeAlias = Any
-"""A number in a kernel: Python's or numpy's."""
 
 
 @compiled

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from natslog.wire.compiled import compiled
+from natslog.wire.kernels_scalars import Word, fits_precision
 from pyspark_natslog.payload.kernels import (
-    Word,
     close_repeated,
     close_struct,
     is_utf8,
@@ -24,7 +24,6 @@ from pyspark_natslog.payload.kernels import (
     put_wide,
     take_back,
 )
-from pyspark_natslog.payload.kernels_scalars import fits_precision
 from pyspark_natslog.payload.layout import COUNT, PRECISION, VALID
 
 NULL, BOOLEAN, INT, LONG, FLOAT, DOUBLE, BYTES, STRING, FIXED, ENUM, DECIMAL = range(11)

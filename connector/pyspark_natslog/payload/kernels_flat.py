@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from natslog.wire.compiled import compiled, copy_bytes, inlined
-from pyspark_natslog.payload.kernels import Word
-from pyspark_natslog.payload.kernels_scalars import DOT, MINUS, is_digit
+from natslog.wire.kernels_scalars import DOT, MINUS, Word, is_digit
 from pyspark_natslog.payload.kernels_tokens import (
     BACKSLASH,
     CLOSE_LIST,

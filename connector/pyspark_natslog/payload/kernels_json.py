@@ -15,8 +15,19 @@ from __future__ import annotations
 from typing import Any
 
 from natslog.wire.compiled import compiled
-from pyspark_natslog.payload.kernels import (
+from natslog.wire.kernels_scalars import (
+    HARD,
+    MINUS,
     Word,
+    decode_base64,
+    is_digit,
+    parse_date,
+    parse_decimal,
+    parse_integer,
+    parse_real,
+    parse_timestamp,
+)
+from pyspark_natslog.payload.kernels import (
     close_repeated,
     close_struct,
     last_end,
@@ -26,17 +37,6 @@ from pyspark_natslog.payload.kernels import (
     put_real,
     put_wide,
     take_back,
-)
-from pyspark_natslog.payload.kernels_scalars import (
-    HARD,
-    MINUS,
-    decode_base64,
-    is_digit,
-    parse_date,
-    parse_decimal,
-    parse_integer,
-    parse_real,
-    parse_timestamp,
 )
 from pyspark_natslog.payload.kernels_tokens import (
     AFTER_COMMA,

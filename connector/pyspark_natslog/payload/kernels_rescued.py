@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from natslog.wire.compiled import compiled
-from pyspark_natslog.payload.kernels import Word
+from natslog.wire.kernels_scalars import Word
 from pyspark_natslog.payload.kernels_json import child_named
 from pyspark_natslog.payload.kernels_tokens import (
     AFTER_COMMA,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from natslog.wire.compiled import compiled
-from pyspark_natslog.payload.kernels import Word
-from pyspark_natslog.payload.kernels_scalars import DOT, LOWER_E, MINUS, PLUS, UPPER_E, is_digit
+from natslog.wire.kernels_scalars import DOT, LOWER_E, MINUS, PLUS, UPPER_E, Word, is_digit
 
 MOST_NESTED = 1000
 """The maximum depth of containers in a payload, as in Jackson."""

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from natslog.wire.compiled import compiled, move_bytes
-from pyspark_natslog.payload.kernels import Word
-from pyspark_natslog.payload.kernels_scalars import DOT, HARD, MINUS, is_digit, parse_integer, parse_real, tenfold
+from natslog.wire.kernels_scalars import DOT, HARD, MINUS, Word, is_digit, parse_integer, parse_real, tenfold
 from pyspark_natslog.payload.kernels_tokens import (
     AFTER_COMMA,
     AFTER_VALUE,

@@ -25,6 +25,7 @@ from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client.appending import PartUploader
 from natslog.errors import ConfigError, did_you_mean
 from natslog.model import ONE_OFF_PRODUCERS, PartReceipt
+from natslog.units import offsets_between
 from pyspark_natslog import spans
 from pyspark_natslog.sink.http_options import HttpSinkOptions
 from pyspark_natslog.sink.options import refuse_transaction
@@ -121,8 +122,8 @@ class _Appending:
         tracing.flush(spans.FLUSH_WITHIN_S)
         if appended.duplicate:
             logger.warning(
-                "stream %s: batch %d of %s was stored before, as offsets %s to %s: its rows were not appended again",
-                options.stream, key[1], key[0], appended.start, appended.end,
+                "stream %s: batch %d of %s was stored before, as %s: its rows were not appended again",
+                options.stream, key[1], key[0], offsets_between(appended.start or 0, appended.end or 0),
             )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -10,6 +10,7 @@ from natslog.client import NatslogClient
 from natslog.client.confirming import confirmed
 from natslog.errors import ConfigError, CursorNotFound, StreamRecreated
 from natslog.times import format_timestamp_us
+from natslog.units import offsets_between
 from pyspark_natslog.source.confirming import newest
 from pyspark_natslog.source.loss import Loss, report_loss
 from pyspark_natslog.source.options import CURSOR, Bound, SourceOptions
@@ -120,7 +121,7 @@ def _checked(client: NatslogClient, state: StreamState, position: int, what: str
     if position > state.high_watermark:
         raise ConfigError(
             f"{what}stream {state.name!r}: offset {position} is above the high watermark {state.high_watermark}; "
-            f"offsets {state.log_start_offset} to {state.high_watermark} can be read",
+            f"it has {offsets_between(state.log_start_offset, state.high_watermark)}",
             stream=state.name,
             offset=position,
         )

@@ -395,7 +395,7 @@ def test_outage_that_lasts_is_an_error_and_the_position_remains() -> None:
 def test_retention_that_overtook_the_cursor_is_an_error_that_names_range_and_remedy() -> None:
     client = Scripted(log_start=20)
     client.stored = 5
-    with pytest.raises(DataLoss, match="offsets 5 to 20 are lost.*on_data_loss='skip'.*--max-age") as failed:
+    with pytest.raises(DataLoss, match="offsets 5 to 19 are lost.*on_data_loss='skip'.*--max-age") as failed:
         next(client.consume("s", cursor="c"))
     assert (failed.value.facts["start"], failed.value.facts["end"]) == (5, 20)
     assert client.stored == 5
@@ -405,7 +405,7 @@ def test_loss_that_is_accepted_is_logged(caplog: pytest.LogCaptureFixture) -> No
     client = Scripted(log_start=20)
     client.stored = 5
     assert ranges(client.consume("s", cursor="c", follow=False, on_data_loss="skip")) == [(20, 30)]
-    assert "offsets 5 to 20 are lost" in caplog.text
+    assert "offsets 5 to 19 are lost" in caplog.text
     assert client.stored == 30
 
 
@@ -413,7 +413,7 @@ def test_loss_that_is_accepted_is_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_cursor_beyond_the_end_is_an_error_whatever_is_accepted(follow: bool) -> None:
     client = Scripted()
     client.stored = 31
-    with pytest.raises(OffsetOutOfRange, match="has offsets 0 to 30.*natslog cursor set c s latest"):
+    with pytest.raises(OffsetOutOfRange, match="has offsets 0 to 29.*natslog cursor set c s latest"):
         next(client.consume("s", cursor="c", follow=follow, on_data_loss="skip"))
     assert client.stored == 31
 
@@ -421,7 +421,7 @@ def test_cursor_beyond_the_end_is_an_error_whatever_is_accepted(follow: bool) ->
 def test_start_that_the_log_does_not_have_is_not_stored() -> None:
     client = Scripted(log_start=10)
     for start in (5, 31):
-        with pytest.raises(OffsetOutOfRange, match="has offsets 10 to 30"):
+        with pytest.raises(OffsetOutOfRange, match="has offsets 10 to 29"):
             next(client.consume("s", cursor="c", start=start))
     assert client.stored is None
 

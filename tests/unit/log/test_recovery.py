@@ -149,7 +149,7 @@ def test_missing_segment_behind_the_checkpoint_is_damage(written: tuple[Path, li
     active_file(folder).unlink()
     log = open_log(folder)
     assert isinstance(log.failure, CorruptLog)
-    assert "offsets 0 to 4" in log.failure.message
+    assert "offsets 0 to 3" in log.failure.message
 
 
 def test_tail_of_unwritten_blocks_is_torn(written: tuple[Path, list[int], list[int]]) -> None:

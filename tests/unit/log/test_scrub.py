@@ -145,14 +145,14 @@ def test_exact_offsets_are_named_and_other_batches_are_served(tmp_path: Path) ->
     flip(segment.path, segment.index.positions[1] + 5000)
     (finding,) = scrub(log)
     assert (finding.start, finding.end) == (2, 4)
-    assert f"{segment.path}: the batch at byte {segment.index.positions[1]}, offsets 2 to 4" in finding.error.message
+    assert f"{segment.path}: the batch at byte {segment.index.positions[1]}, offsets 2 to 3" in finding.error.message
     problem = log.scrub.problem
     assert problem is not None
-    assert "offsets 2 to 4 are damaged" in problem.message
+    assert "offsets 2 to 3 are damaged" in problem.message
     log.reader.forget_proofs(segment.path)
     with log.reader.plan_read(0, max_bytes=1 << 30) as plan:
         assert plan.next_offset == 2
-    with pytest.raises(CorruptLog, match="offsets 2 to 4"):
+    with pytest.raises(CorruptLog, match="offsets 2 to 3"):
         log.reader.plan_read(2, max_bytes=1 << 30)
     assert len(stored_values(log, 4)) == 3
     log.append(rows([b"more"]), NOW_US)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from decimal import Decimal
@@ -78,7 +79,7 @@ def test_a_member_without_a_value_is_no_column_until_it_has_one() -> None:
     [
         (b"text", "not a JSON object"),
         (b"[1]", "not a JSON object"),
-        (b'{"id":"x"}', "changed from number to string"),
+        (b'{"id":"x"}', 'column id is int64, and "x" is not'),
         (b'{"id":1.5}', "int64"),
         (b'{"id":9223372036854775808}', "int64"),
         (b'{"ID":3}', "has the name of the column 'id'"),
@@ -99,7 +100,8 @@ def test_a_member_without_a_value_is_no_column_until_it_has_one() -> None:
         (b'{"id":4}{"id":5}', "not one JSON object"),
         (b'{"id":4,"id":5}', "twice"),
         (b'{"at":"yesterday"}', "is timestamp"),
-        (b'{"price":1.239}', "decimal128(10, 2)"),
+        (b'{"price":123456789.1}', "decimal128(10, 2)"),
+        (b'{"price":"a few"}', 'column price is decimal128(10, 2), and "a few" is not'),
         (b'{"x":"\xff"}', "UTF-8"),
         (b'{"x":' + b"[" * 1001 + b"]" * 1001 + b"}", "nested"),
         (b'{"blob":"AA=="}', "binary"),
@@ -217,3 +219,74 @@ def is_void(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(is_void, value))
     return value is None
+
+
+UTC = datetime.UTC
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["2024-01-01T10:00:00.123456789Z", "2024-01-01T10:00:00.1234567Z"], [(10, 123456), (10, 123456)]),
+        (["2024-01-01T10:00:00+0200", "2024-01-01T10:00:00+02"], [(8, 0), (8, 0)]),
+        (["2024-01-01", "20240101T100000Z", "2024-01-01T10:00"], [(0, 0), (10, 0), (10, 0)]),
+    ],
+)
+def test_times_as_programs_write_them_are_values(texts: list[str], expected: list[tuple[int, int]]) -> None:
+    columns = reader({"at": TIME, "l": pa.list_(pa.struct([("at", TIME)]))})
+    found = read(columns, *(b'{"at":"%b","l":[{"at":"%b"},{}]}' % (text.encode(), text.encode()) for text in texts))
+    times = [datetime.datetime(2024, 1, 1, hour, microsecond=us, tzinfo=UTC) for hour, us in expected]
+    assert found.misfits == {}
+    assert rows(found) == [{"at": time, "l": [{"at": time}, {"at": None}]} for time in times]
+
+
+def test_whole_numbers_are_the_seconds_of_a_time() -> None:
+    found = read(
+        reader({"at": TIME}), b'{"at":1704103200}', b'{"at":-1}', b'{"at":null}', b'{"at":9223372036854775807}'
+    )
+    assert [row["at"] and row["at"].timestamp() for row in rows(found)] == [1704103200, -1, None]
+    assert list(found.misfits) == [3]
+
+
+def test_decimals_are_texts_or_numbers_rounded_half_up() -> None:
+    columns = reader({"price": pa.decimal128(12, 2), "tax": pa.decimal128(12, 2), "wide": pa.decimal128(38, 10)})
+    for payloads in (
+        [b'{"price":"12.30","tax":1.005,"wide":"1e3"}', b'{"price":"1.005","tax":-1.005}', b'{"price":"-7","tax":2}'],
+        [b'{"price":1.005,"tax":"12.30"}', b'{"price":12,"tax":"1e2"}', b'{"tax":null}'],
+        [b'{"price":"12.30"}', b'{"price":12.3}', b'{"price":"12"}'],
+    ):
+        assert read(columns, *payloads).misfits == {}, "the texts of one block, and the numbers of the next"
+    found = read(columns, b'{"price":"1.005"}', b'{"price":"-12.345"}', b'{"price":1.005}')
+    assert [row["price"] for row in rows(found)] == [Decimal("1.01"), Decimal("-12.35"), Decimal("1.01")]
+
+
+@pytest.mark.parametrize("value", [b'"2.8"', b"true", b'"x"'])
+def test_a_block_of_which_no_value_fits_is_parsed_a_few_times(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = json_columns._read
+    monkeypatch.setattr(json_columns, "_read", lambda *given: calls.append(1) or real(*given))
+    found = read(reader({"x": pa.float64()}), *([b'{"x":%b}' % value] * 5000))
+    assert len(found.misfits) == 5000
+    assert len(calls) < 10
+
+
+def test_misfits_among_times_are_found_without_parsing_their_neighbours_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    real = json_columns._read
+    monkeypatch.setattr(json_columns, "_read", lambda *given: calls.append(1) or real(*given))
+    payloads = [b'{"at":"%b","new%d":1}' % (b"soon" if row % 3 == 0 else b"2024-01-01", row % 3) for row in range(3000)]
+    found = read(reader({"at": TIME}), *payloads)
+    assert list(found.misfits) == list(range(0, 3000, 3))
+    assert found.misfits[0] == 'column at is timestamp[us, tz=UTC], and "soon" is not'
+    assert found.columns.num_rows == 2000
+    assert found.columns.schema.names == ["at", "new1", "new2"], "a misfit adds no column"
+    assert len(calls) < 10
+
+
+def test_empty_arrays_before_the_first_with_a_value_stay_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_columns, "_BLOCK_BYTES", 1)
+    payloads = [b'{"a":[]}', b'{"s":{"l":[]}}', b"oops", b'{"a":null}', b'{"a":["x"]}', b'{"s":{"l":[1]}}', b'{"a":[]}']
+    found = [(row["a"], row["s"] and row["s"]["l"]) for row in rows(read(reader(), *payloads))]
+    assert found == [([], None), (None, []), (None, None), (["x"], None), (None, [1]), ([], None)]

@@ -37,6 +37,7 @@ from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
+from natslog.units import offsets_between
 
 logger = logging.getLogger("natslog.node")
 
@@ -190,7 +191,7 @@ class RangeRepairs:
             self._log_repaired(stream, segment, repaired)
         for start, end in lost:
             stream.lost_offsets += end - start
-            what = f"the loss of offsets {start} to {end} was accepted"
+            what = f"the loss of {offsets_between(start, end)} was accepted"
             logger.error(
                 "stream %s: %s",
                 stream.name,
@@ -201,7 +202,7 @@ class RangeRepairs:
         return lost
 
     def _log_repaired(self, stream: HostedStream, segment: SealedSegment, ranges: list[OffsetRange]) -> None:
-        fetched = ", ".join(f"{start} to {end}" for start, end in ranges)
+        fetched = ", ".join(f"{start} to {end - 1}" for start, end in ranges)
         what = f"offsets {fetched} were fetched from another replica" if ranges else "its header and footer"
         logger.warning(
             "stream %s: %s was repaired: %s",
@@ -263,8 +264,9 @@ class _NotRepairable(NatslogError):
 
     def __init__(self, start: int, end: int) -> None:
         super().__init__(
-            f"offsets {start} to {end} are damaged on every replica and cannot be repaired: restore a file of one of "
-            "them from a copy, then scrub the stream, or accept the loss (natslog repair). All other offsets are served"
+            f"{offsets_between(start, end)} are damaged on every replica and cannot be repaired: restore a file of one "
+            "of them from a copy, then scrub the stream, or accept the loss (natslog repair). All other offsets "
+            "are served"
         )
         self.range = (start, end)
 

@@ -51,7 +51,7 @@ final class Loss {
   }
 
   static void report(Settings settings, String stream, long start, Long end, String why, String remedy) {
-    String upto = end == null ? "and later" : "to " + end;
+    String upto = end == null ? "and later" : "to " + (end - 1);
     String loss = "stream '" + stream + "': offsets " + start + " " + upto + " are lost: " + why;
     if (!settings.failOnDataLoss) {
       LOG.warn("{}; the query continues, because failOnDataLoss is false", loss);

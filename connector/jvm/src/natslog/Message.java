@@ -207,7 +207,7 @@ final class Message {
     }
     if (!holds) {
       throw new NatslogException("corrupt_log",
-          source + ": the batch at offsets " + baseOffset + " to " + endOffset + " has a wrong CRC32C", false,
+          source + ": the batch at offsets " + baseOffset + " to " + (endOffset - 1) + " has a wrong CRC32C", false,
           Map.of("start", baseOffset, "end", endOffset));
     }
   }

@@ -228,7 +228,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
       long high = Math.min(answerEnd, message.endOffset);
       if (low != at) {
         throw NatslogException.corruptAnswer(
-            "stream '" + range().stream() + "': offsets " + at + " to " + low + " are missing in the response");
+            "stream '" + range().stream() + "': offsets " + at + " to " + (low - 1) + " are missing in the response");
       }
       if (high < low) {
         throw NatslogException.corruptAnswer(
@@ -241,7 +241,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     } else {
       if (last > 0 && (message.baseOffset < at || message.endOffset > answerEnd)) {
         throw NatslogException.corruptAnswer(
-            "stream '" + range().stream() + "': the offsets of the response are not " + at + " to " + answerEnd);
+            "stream '" + range().stream() + "': the offsets of the response are not " + at + " to " + (answerEnd - 1));
       }
       noteProgress(last > 0);
       missing -= last;

@@ -123,8 +123,8 @@ final class Resolver {
     StreamState now = offset > state.end() ? confirmed(state, offset, true) : state;
     if (offset > now.end()) {
       throw NatslogException.config(
-          what + "stream '" + now.name() + "': offset " + offset + " is above the high watermark " + now.end() + "; offsets "
-              + now.start() + " to " + now.end() + " can be read");
+          what + "stream '" + now.name() + "': offset " + offset + " is above the high watermark " + now.end() + "; it has "
+              + (now.start() < now.end() ? "offsets " + now.start() + " to " + (now.end() - 1) : "no offsets"));
     }
     return offset;
   }

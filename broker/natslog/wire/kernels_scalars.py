@@ -8,12 +8,14 @@ as in Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms".
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from natslog.wire.compiled import compiled
-from pyspark_natslog.payload.kernels import Word
+
+Word: TypeAlias = Any
+"""A number in a kernel: Python's or numpy's."""
 
 DOT, MINUS, PLUS, UPPER_E, LOWER_E, COLON, SLASH = 46, 45, 43, 69, 101, 58, 47
 WRONG, EXACT, HARD = 0, 1, 2
@@ -27,6 +29,8 @@ _MAX_POWER, _MAX_POWER_SINGLE = 22, 10
 _MAX_EXPONENT = 100_000
 _US_PER_S, _S_PER_DAY = 1_000_000, 86_400
 _MOST_BUT_ONE = (2**63 - 1) // 10
+DATE_TEXT, TIMESTAMP_TEXT, NAIVE_TEXT, DECIMAL_TEXT = 0, 1, 2, 3
+"""What `parse_texts` reads; of timestamps with and without a zone."""
 
 
 @compiled
@@ -314,47 +318,97 @@ def _parse_zone(text: Any, at: Word, end: Word) -> tuple[bool, Word]:
 
 
 @compiled
-def parse_timestamp(text: Any, start: Word, end: Word, with_zone: bool) -> tuple[bool, Word]:
-    """µs since 1970-01-01: `yyyy-[m]m-[d]d[T| ][h]h:[m]m[:[s]s[.digits]][zone]`, or a date alone. Without a zone it is
-    UTC; where `with_zone` is False, there must be none. Digits beyond the µs are cut.
-    """
-    start, end = trimmed(text, start, end)
-    good, days, at = parse_date_part(text, start, end)
-    if not good or at == end:
-        return good, days * _S_PER_DAY * _US_PER_S
-    if text[at] != 32 and text[at] != 84:
-        return False, 0
-    hour, after = _digits(text, at + 1, end, 2)
-    if after == at + 1 or after >= end or text[after] != COLON:
-        return False, 0
+def _parse_clock(text: Any, at: Word, end: Word) -> tuple[bool, Word, Word, bool]:
+    """`[h]h:[m]m[:[s]s]` → (good, seconds, where it ends, whether it has seconds)."""
+    hour, after = _digits(text, at, end, 2)
+    if after == at or after >= end or text[after] != COLON:
+        return False, 0, at, False
     minute, at = _digits(text, after + 1, end, 2)
     if at == after + 1:
-        return False, 0
-    second = fraction = 0
-    if at < end and text[at] == COLON:
+        return False, 0, at, False
+    second, has_seconds = 0, at < end and text[at] == COLON
+    if has_seconds:
         second, after = _digits(text, at + 1, end, 2)
         if after == at + 1:
-            return False, 0
+            return False, 0, at, False
         at = after
-        if at < end and text[at] == DOT:
+    return hour <= 23 and minute <= 59 and second <= 59, hour * 3600 + minute * 60 + second, at, has_seconds
+
+
+@compiled
+def _parse_basic(text: Any, start: Word, end: Word) -> tuple[bool, Word, Word, Word, bool]:
+    """`yyyymmddThhmm[ss]` → (good, days, seconds, where it ends, whether it has seconds)."""
+    date, at = _digits(text, start, end, 8)
+    if at - start != 8 or at >= end or text[at] != 84:
+        return False, 0, 0, start, False
+    clock, after = _digits(text, at + 1, end, 6)
+    has_seconds = after - at == 7
+    if not has_seconds:
+        clock *= 100
+    good, days = days_of(date // 10000, date // 100 % 100, date % 100)
+    hour, minute, second = clock // 10000, clock // 100 % 100, clock % 100
+    good = good and (has_seconds or after - at == 5) and hour <= 23 and minute <= 59 and second <= 59
+    return good, days, hour * 3600 + minute * 60 + second, after, has_seconds
+
+
+@compiled
+def parse_timestamp(text: Any, start: Word, end: Word, with_zone: bool) -> tuple[bool, Word]:
+    """µs since 1970-01-01: `yyyy-[m]m-[d]d[T| ][h]h:[m]m[:[s]s[.digits]][zone]`, a date alone, or the basic form of ISO
+    8601, `yyyymmddThhmm[ss[.digits]][zone]`. Without a zone it is UTC; where `with_zone` is False, there must be none.
+    Digits beyond the µs are cut.
+    """
+    start, end = trimmed(text, start, end)
+    good, days, of_day_s, at, has_seconds = _parse_basic(text, start, end)
+    if not good:
+        good, days, at = parse_date_part(text, start, end)
+        if not good or at == end:
+            return good, days * _S_PER_DAY * _US_PER_S
+        if text[at] != 32 and text[at] != 84:
+            return False, 0
+        good, of_day_s, at, has_seconds = _parse_clock(text, at + 1, end)
+        if not good:
+            return False, 0
+    fraction = kept = 0
+    if has_seconds and at < end and text[at] == DOT:
+        at += 1
+        while at < end and is_digit(int(text[at])):
+            if kept < 6:
+                fraction = fraction * 10 + int(text[at]) - 48
+                kept += 1
             at += 1
-            kept = 0
-            while at < end and is_digit(int(text[at])):
-                if kept < 6:
-                    fraction = fraction * 10 + int(text[at]) - 48
-                    kept += 1
-                at += 1
-            for _ in range(6 - kept):
-                fraction *= 10
-    if hour > 23 or minute > 59 or second > 59:
-        return False, 0
+        for _ in range(6 - kept):
+            fraction *= 10
     offset_s = 0
     if at < end:
         if not with_zone:
             return False, 0
         good, offset_s = _parse_zone(text, at, end)
-    of_day_s = hour * 3600 + minute * 60 + second - offset_s
-    return good, (days * _S_PER_DAY + of_day_s) * _US_PER_S + fraction
+    return good, (days * _S_PER_DAY + of_day_s - offset_s) * _US_PER_S + fraction
+
+
+@compiled
+def parse_texts(text: Any, edges: Any, kind: Word, precision: Word, scale: Word, words: Any, good: Any) -> None:
+    """Each text as a value: days, microseconds, or the low and the high word of a decimal.
+
+    Args:
+        edges: row `i` is `[edges[i], edges[i + 1])` of `text`. words: one a row, of decimals two. good: whether a row
+            has such a value.
+    """
+    for row in range(len(edges) - 1):
+        start, end = int(edges[row]), int(edges[row + 1])
+        is_good, value, high = False, np.int64(0), np.int64(0)
+        if end > start:
+            if kind == DECIMAL_TEXT:
+                is_good, value, high = parse_decimal(text, start, end, precision, scale)
+            elif kind == DATE_TEXT:
+                is_good, value = parse_date(text, start, end)
+            else:
+                is_good, value = parse_timestamp(text, start, end, kind == TIMESTAMP_TEXT)
+        good[row] = is_good
+        if kind == DECIMAL_TEXT:
+            words[2 * row], words[2 * row + 1] = value, high
+        else:
+            words[row] = value
 
 
 @compiled
