@@ -22,6 +22,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 _TIMES = ("first_ts", "last_ts", "created", "ts", "time", "last_active", "pinned_ts", "pause_remaining")
 _NO_TIME = "0001-01-01T00:00:00Z"
 _INVALID_JSON = "invalid JSON: "
+_OVERLAP = "subjects overlap with an existing stream"
 _ANSWERS_WITHIN_S = 30.0
 _CONSUMER_CREATED = "consumer_create_response"
 _GENERATED_NAME = re.compile("^[A-Za-z0-9]{8}$")
@@ -153,6 +154,8 @@ def comparable(value: Any) -> Any:
             found[name] = "a cluster"
         elif name == "description" and isinstance(one, str) and one.startswith(_INVALID_JSON):
             found[name] = _INVALID_JSON
+        elif name == "description" and isinstance(one, str) and one.startswith(_OVERLAP):
+            found[name] = _OVERLAP  # natslog names the other stream
         elif name == "api":
             found[name] = {"level": one["level"]}
         else:

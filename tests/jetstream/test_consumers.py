@@ -78,6 +78,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"deliver_policy": "by_start_sequence", "opt_start_seq": 99},
     {"deliver_policy": "by_start_time", "opt_start_time": "2020-01-01T00:00:00Z"},
     {"deliver_policy": "by_start_time", "opt_start_time": "2100-01-01T00:00:00.5+02:00"},
+    {"pause_until": "0001-01-01T00:00:00Z"},
     {"deliver_policy": "last_per_subject", "filter_subject": "a.*"},
     {"deliver_policy": "last_per_subject", "filter_subjects": ["a.1", "a.2"]},
     {"deliver_policy": "undefined"},

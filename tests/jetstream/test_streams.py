@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import nats
 import pytest
 
 from tests.jetstream.both import Api, Both, Publish, Send, Step
@@ -22,6 +24,20 @@ def update(name: str, **config: Any) -> Api:
 
 def info(name: str, **request: Any) -> Api:
     return Api(f"STREAM.INFO.{name}", request or b"")
+
+
+def raw(both: Both, call: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer of natslog."""
+
+    async def asked() -> dict[str, Any]:
+        connection = await nats.connect(both.urls[1])
+        try:
+            answer = await connection.request(f"$JS.API.{call}", json.dumps(body).encode(), timeout=10)
+            return dict(json.loads(answer.data))
+        finally:
+            await connection.close()
+
+    return asyncio.run(asked())
 
 
 def published(*subjects: str) -> list[Step]:
@@ -198,6 +214,24 @@ def test_subjects_belong_to_one_stream(both: Both) -> None:
             Api("STREAM.LIST", b"text"),
         ]
     )
+
+
+def test_the_other_stream_of_a_subject_is_named(both: Both) -> None:
+    assert raw(both, "STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"]})["config"]["name"] == "A"
+    error = raw(both, "STREAM.CREATE.B", {"name": "B", "subjects": ["a.b"]})["error"]
+    assert error["description"] == "subjects overlap with an existing stream: A"
+
+
+def test_snapshots_name_the_alternative(both: Both) -> None:
+    """Instead of "no responders"."""
+    raw(both, "STREAM.CREATE.A", {"name": "A", "subjects": ["a"]})
+    refused = [
+        raw(both, call, {"deliver_subject": "x"})["error"]
+        for call in ("STREAM.SNAPSHOT.A", "STREAM.SNAPSHOT.B", "STREAM.RESTORE.B")
+    ]
+    assert [error["err_code"] for error in refused] == [10064, 10059, 10062]
+    assert "natslog export" in refused[0]["description"]
+    assert "natslog import" in refused[2]["description"]
 
 
 def test_state_with_subjects_and_deleted_sequences(both: Both) -> None:

@@ -162,6 +162,8 @@ _ENDPOINTS = (
         lambda calls, request: calls.purge(request.stream, request.payload),
         beside_error={"purged": 0},
     ),
+    _Endpoint("STREAM.SNAPSHOT.*", "stream_snapshot", lambda calls, request: calls.snapshot(request.stream)),
+    _Endpoint("STREAM.RESTORE.*", "stream_restore", lambda calls, request: calls.restore(), at_stream=False),
     _Endpoint(
         "STREAM.MSG.GET.*", "stream_msg_get", lambda calls, request: calls.message(request.stream, request.payload)
     ),

@@ -195,8 +195,16 @@ def pedantic(why: str) -> ApiError:
     return ApiError(400, 10157, f"pedantic mode: {why}")
 
 
-def subjects_overlap() -> ApiError:
-    return ApiError(400, 10065, "subjects overlap with an existing stream")
+def subjects_overlap(stream: str) -> ApiError:
+    return ApiError(400, 10065, f"subjects overlap with an existing stream: {stream}")
+
+
+def no_snapshots() -> ApiError:
+    return ApiError(501, 10064, "natslog has no snapshots of streams: copy this one with `natslog export`")
+
+
+def no_restores() -> ApiError:
+    return ApiError(501, 10062, "natslog restores no snapshots: copy a stream with `natslog export`, `natslog import`")
 
 
 def too_many_replicas() -> ApiError:
@@ -258,7 +266,7 @@ def of_error(error: NatslogError) -> ApiError:
         case StreamNotFound():
             return stream_not_found()
         case StreamConflict(facts=facts):
-            return subjects_overlap() if "overlaps" in facts else name_in_use()
+            return subjects_overlap(facts["overlaps"]) if "overlaps" in facts else name_in_use()
         case StreamSealed():
             return sealed()
         case RemovalDenied():  # of a whole stream

@@ -7,9 +7,9 @@ never had a message. Source: nats-server, `FastState` in `server/filestore.go`.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
@@ -74,22 +74,32 @@ def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
     return state
 
 
-def subjects_of(log: StreamLog, pattern: str, offset: int, most_bytes: int) -> tuple[dict[str, int] | None, int]:
-    """How many messages each subject has that `pattern` covers, and how many subjects there are. At most
-    `MAX_SUBJECT_DETAILS`, from `offset` on in the order of the alphabet, and no more than fit into an answer. Raises
-    CorruptLog.
+class SubjectsPage(NamedTuple):
+    """How many messages each subject has; None if the page is empty. `total`: of all pages. `limit`: of each."""
+
+    counts: dict[str, int] | None
+    total: int
+    limit: int
+
+
+def subjects_of(log: StreamLog, pattern: str, offset: int, most_bytes: int) -> SubjectsPage:
+    """The subjects that `pattern` covers, from `offset` on in the order of the alphabet. A page has as many as fit into
+    an answer if all are as long as the longest one, so that all pages have the same size: clients multiply by it.
+    Raises CorruptLog.
     """
     _, counts = log.subjects.counts()
     table = counts.table
     if pattern != ">":
         table = table.filter(covered(table.column("subject"), (pattern,)))
-    page: pa.Table = table.slice(min(offset, len(table)), MAX_SUBJECT_DETAILS)
-    if not len(page):
-        return None, len(table)
-    sizes = np.cumsum(pc.binary_length(page.column("subject")).to_numpy() + _DETAIL_BYTES)
-    page = page.slice(0, max(1, int(np.searchsorted(sizes, most_bytes, "right"))))
+    if not len(table):
+        return SubjectsPage(None, 0, 0)
+    longest = pc.max(pc.binary_length(table.column("subject"))).as_py() + _DETAIL_BYTES
+    limit = max(1, most_bytes // longest)
+    if len(table) <= limit or limit > MAX_SUBJECT_DETAILS:
+        limit = MAX_SUBJECT_DETAILS  # as the server states it
+    page: pa.Table = table.slice(min(offset, len(table)), limit)
     found = dict(zip(page.column("subject").to_pylist(), page.column("count").to_pylist(), strict=True))
-    return found, len(table)
+    return SubjectsPage(found or None, len(table), limit)
 
 
 def _first_time(log: StreamLog, first: int, end: int) -> str:

@@ -39,7 +39,7 @@ from natslog.jetstream.stream_config import (
     shown,
     updated_settings,
 )
-from natslog.jetstream.stream_state import MAX_SUBJECT_DETAILS, StreamState, state_of, subjects_of, time_of
+from natslog.jetstream.stream_state import StreamState, state_of, subjects_of, time_of
 from natslog.log import StreamLog
 from natslog.model import BrokerId, Offset, StreamRecord
 from natslog.node.broker import Broker
@@ -225,7 +225,7 @@ class StreamCalls:
             if other.name == name or other.settings.acks not in ("reply", "any"):
                 continue
             if any(overlap(ours, theirs) for ours in subjects for theirs in other.settings.subjects):
-                raise errors.subjects_overlap()
+                raise errors.subjects_overlap(other.name)
 
     async def names(self, payload: bytes) -> dict[str, Any]:
         request, records = self._listed(payload)
@@ -268,11 +268,11 @@ class StreamCalls:
         page = {"total": 0, "offset": 0, "limit": 0}
         if pattern := request.subjects_filter:
             offset, most_bytes = max(0, request.offset), self._broker.link.lane("jetstream").max_payload_bytes // 2
-            found, total = await self._read(stream, lambda log: subjects_of(log, pattern, offset, most_bytes))
-            if total:
-                page = {"total": total, "offset": offset, "limit": MAX_SUBJECT_DETAILS}
-            if found is not None:
-                state.subjects = found
+            found = await self._read(stream, lambda log: subjects_of(log, pattern, offset, most_bytes))
+            if found.total:
+                page = {"total": found.total, "offset": offset, "limit": found.limit}
+            if found.counts is not None:
+                state.subjects = found.counts
         return page | self._info(stream.record, state, dynamic=DYNAMIC, with_cluster=True)
 
     async def update(self, name: str, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
@@ -341,6 +341,12 @@ class StreamCalls:
             await self._broker.change_cluster(operations.purge(stream, Offset(below)))
         await self.consumers.purged(stream, "")
         return {"success": True, "purged": purged}
+
+    async def snapshot(self, stream: HostedStream | None) -> dict[str, Any]:
+        raise errors.stream_not_found() if stream is None else errors.no_snapshots()
+
+    async def restore(self) -> dict[str, Any]:
+        raise errors.no_restores()
 
     async def message(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         if is_empty(payload):

@@ -8,6 +8,9 @@ Exactly once. Rows and offset are one commit, and a commit is made only on top o
 read; if another process has committed meanwhile, this one ends (`TableConflict`). Where the outcome of a commit is
 unknown, the table's position tells.
 
+A process of which no message fits ends with an error, with the dead letters committed: after `_MOST_WITHOUT_ROW`, or at
+its end. So what is wrong with all of them is seen at once, and a start after it continues behind them.
+
 Dead letters are a table of their own with a position of its own, and are committed first. A process that finds it ahead
 (the one before was killed between the two commits) commits up to there, and adds only what is not there.
 """
@@ -57,6 +60,7 @@ Result = TypeVar("Result")
 _READ_AHEAD = 2
 _RETRY_S = 1.0
 _POLL_S = 0.2
+_MOST_WITHOUT_ROW = 1_000  # messages of which none fits
 DEAD_LETTERS = "_dead_letters"
 
 
@@ -228,7 +232,8 @@ class _Copying:
         self._retrying = Retrying(options.patience_s, stopping)
         self._stored = table.reload()
         self._rows = self._row_maker()
-        self._commits = 0
+        self._commits = self._written = self._refused = 0
+        self._first_refused: pa.Table | None = None
         self._is_new = self._stored is None
         if self._stored is None:  # a process that is killed before its first commit begins here again
             self._write(first_schema(options).empty_table(), MESSAGE_SCHEMA.empty_table(), position)
@@ -268,6 +273,7 @@ class _Copying:
                 if gathered.end > self._position.offset and (is_last or self._is_due(gathered)):
                     gathered = self._commit(gathered)
                 elif is_last:
+                    self._check_fit(1)
                     return
         finally:
             reader.close()
@@ -312,6 +318,9 @@ class _Copying:
         refused = self._dead_letters.commit(made.dead_letters, self._position.offset, position, self._retrying)
         written = self._write(made.table, messages, position)
         self._position = position
+        self._written, self._refused = self._written + written, self._refused + made.dead_letters.num_rows
+        if self._first_refused is None and made.dead_letters.num_rows:
+            self._first_refused = made.dead_letters.slice(0, 1)
         compacted = self._compact()
         self._set_cursor()
         self._report(
@@ -327,7 +336,22 @@ class _Copying:
                 *compacted,
             )
         )
+        self._check_fit(_MOST_WITHOUT_ROW)
         return rest
+
+    def _check_fit(self, limit: int) -> None:
+        """Raises MalformedPayload: so many messages were read, and none of them is a row."""
+        if self._written or self._refused < limit or self._first_refused is None:
+            return
+        stream, first = self._position.stream, self._first_refused.to_pylist()[0]
+        raise MalformedPayload(
+            f"stream {stream!r}: none of {self._refused} messages fits table {self._table.name}; the first of them, at "
+            f"offset {first['_offset']}, does not because: {first['reason']}. They are in table "
+            f"{self._dead_letters.name}. If columns have the wrong types, delete both tables, and start again with "
+            "others (--column NAME=TYPE); otherwise the same command continues behind these messages",
+            stream=stream,
+            offset=first["_offset"],
+        )
 
     def _after(self, made: Rows, end: int) -> Position:
         known = [one for one in (self._position.watermark_us, made.newest_us) if one is not None]
@@ -466,6 +490,10 @@ class _DeadLetters:
                 f"{self._stored.stream_id}, and not of {stream!r} as it is now: move or delete that table, or use "
                 "another target"
             )
+
+    @property
+    def name(self) -> str:
+        return self._target.name
 
     @property
     def offset(self) -> int:

@@ -397,7 +397,8 @@ def stored(config: ConsumerConfig) -> ConsumerConfig:
     """
     metadata = {name: value for name, value in config.metadata.items() if name not in _DYNAMIC}
     needs_level_1 = config.priority_policy != "none" or config.priority_timeout or config.priority_groups
-    level = 4 if config.ack_policy == "flow_control" else 1 if needs_level_1 or config.pause_until else 0
+    pause_until = time_in_utc(config.pause_until) if config.pause_until else ""
+    level = 4 if config.ack_policy == "flow_control" else 1 if needs_level_1 or pause_until else 0
     changes: dict[str, Any] = {"metadata": metadata | {REQUIRED_LEVEL: str(level)}}
     if config.deliver_policy == "undefined":
         changes["deliver_policy"] = "all"
@@ -405,7 +406,7 @@ def stored(config: ConsumerConfig) -> ConsumerConfig:
         _time_us("opt_start_time", config.opt_start_time)
         changes["opt_start_time"] = _FRACTION.sub(_shortened, config.opt_start_time)
     if config.pause_until:
-        changes["pause_until"] = time_in_utc(config.pause_until)
+        changes["pause_until"] = pause_until or NO_TIME
     return msgspec.structs.replace(config, **changes)
 
 
