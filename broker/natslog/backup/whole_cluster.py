@@ -158,6 +158,7 @@ def import_cluster(
             "the export has tokens and access rules, and security is not enabled in this cluster: set security = true "
             "in the configuration of its brokers, or leave them out with --no-access. Nothing was imported"
         )
+    _require_brokers(client, checked, options)
     imported = [
         import_stream(client, checked.folder / STREAMS / name, stream, name, options)
         for name, stream in checked.streams.items()
@@ -180,3 +181,19 @@ def import_cluster(
         cursor_problems=problems,
         access=access,
     )
+
+
+def _require_brokers(client: NatslogClient, checked: CheckedCluster, options: ImportOptions) -> None:
+    """Raises InvalidRequest: a stream has more replicas than there are brokers here."""
+    if "replicas" in options.settings:
+        return
+    brokers = len(client.cluster()["brokers"])
+    having = {one["name"] for one in client.streams()}
+    wanted = {name: int(stream.settings.get("replicas", 1)) for name, stream in checked.streams.items()}
+    beyond = [f"{name} has {count}" for name, count in wanted.items() if count > brokers and name not in having]
+    if beyond:
+        raise InvalidRequest(
+            f"this cluster has {brokers} broker(s), and streams of the export have more replicas "
+            f"({', '.join(beyond)}): give the number that they are to have here, as in --replicas {brokers}. Nothing was "
+            "imported"
+        )

@@ -73,6 +73,8 @@ def _wait_until_healthy(client: NatslogClient, seconds: float | None) -> None:
         try:
             problems = _look(client)[2]
         except NatslogError as error:
+            if not error.retriable:
+                raise
             problems = [error.message]
         if not problems or (deadline is not None and time.monotonic() >= deadline):
             return

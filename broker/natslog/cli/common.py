@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from natslog.errors import ConfigError, InvalidRequest
+from natslog.errors import ConfigError, InvalidRequest, NatslogError, StreamNotFound
 
 if TYPE_CHECKING:
     from natslog.client import NatslogClient
@@ -61,7 +61,29 @@ class Global:
             retries=_RETRIES,
             patience_s=patience_s,
         )
-        return NatslogClient(servers or None, options)
+        client = NatslogClient(servers or None, options)
+        _clients.append(client)
+        return client
+
+
+_clients: list[NatslogClient] = []
+"""Of the command that runs."""
+
+
+def with_similar_names(error: StreamNotFound) -> StreamNotFound:
+    """The error with the names of streams that may be meant."""
+    from difflib import get_close_matches
+
+    name = error.facts.get("stream")
+    if not _clients or not isinstance(name, str):
+        return error
+    try:
+        names = [str(one["name"]) for one in _clients[-1].streams()]
+    except NatslogError:  # the first error is what the user has to know
+        return error
+    if not (similar := get_close_matches(name, names)):
+        return error
+    return StreamNotFound(f"{error.message.rstrip('.')}. Did you mean {' or '.join(similar)}?", **error.facts)
 
 
 @contextmanager

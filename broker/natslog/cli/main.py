@@ -14,8 +14,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from natslog.cli import standard_output
-from natslog.cli.common import Global
-from natslog.errors import NatslogError, natslog_version
+from natslog.cli.common import Global, with_similar_names
+from natslog.errors import NatslogError, StreamNotFound, natslog_version
 
 COMMANDS = {
     "stream": "stream.app",
@@ -170,6 +170,8 @@ def main(arguments: list[str] | None = None) -> None:
         if error.is_closed_pipe:
             sys.exit(standard_output.CLOSED_PIPE_EXIT_CODE)
         _show(error)
+    except StreamNotFound as error:
+        _show(with_similar_names(error))
     except NatslogError as error:
         _show(error)
 

@@ -19,6 +19,7 @@ from natslog.http.context import BODY, BROKER, READING, REQUEST_ID, require_used
 from natslog.http.errors_as_json import Handler
 from natslog.http.sending import disconnecting_slow_client
 from natslog.http.sessions import authorization_of
+from natslog.node.peers.problems import problem_of
 from natslog.request_ids import HEADER as REQUEST_ID_HEADER
 
 logger = logging.getLogger("natslog.http")
@@ -80,7 +81,9 @@ async def _forwarded(request: web.Request, location: str) -> web.StreamResponse:
         ):
             return await _passed_back(request, found)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise BrokerUnavailable(f"the broker at {url.origin()} did not answer: {error or 'too slow'}") from error
+        raise BrokerUnavailable(
+            f"the broker at {url.origin()} did not answer: {problem_of(error, _WITHIN_S)}"
+        ) from error
 
 
 async def _passed_back(request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:

@@ -331,7 +331,9 @@ class Broker:
     def halt(self, what: str, error: BaseException) -> None:
         """A task that must not end has ended with an exception: the broker stops instead of continuing partially."""
         self.failed = self.failed or error
-        logger.critical("error while stopping: %s failed", what, exc_info=error, extra=event("broker.halted"))
+        logger.critical(
+            "the broker stops, because %s failed: %s", what, error, exc_info=error, extra=event("broker.halted")
+        )
         self.stopping_soon.set()
 
     def _on_nats_state(self, up: bool) -> None:

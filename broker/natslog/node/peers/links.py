@@ -29,6 +29,7 @@ from natslog.node.peers.introduction import introduce
 from natslog.node.peers.link_socket import LinkSocket
 from natslog.node.peers.messages import Answered, Ask, FetchResponse, Frame, Payload, decode_value
 from natslog.node.peers.owner import LinkOwner
+from natslog.node.peers.problems import problem_of
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.request_ids import current_request_id
 from natslog.security.tls import BrokerTls
@@ -111,19 +112,7 @@ class DialledLink:
 
     def _note_problem(self, error: BaseException) -> None:
         self.refusal = error if isinstance(error, NatslogError) else None
-        match error:
-            case NatslogError():
-                self.problem = error.message
-            case aiohttp.ClientConnectorCertificateError():
-                self.problem = f"the TLS handshake failed: {error.certificate_error}"
-            case aiohttp.ClientSSLError():
-                self.problem = f"the TLS handshake failed: {error.os_error}"
-            case aiohttp.ClientConnectorError():
-                self.problem = f"no connection: {error.os_error.strerror or error.os_error}"
-            case TimeoutError():
-                self.problem = f"no answer was received within {HANDSHAKE_S:g} s"
-            case _:
-                self.problem = f"{type(error).__name__}: {error}"
+        self.problem = problem_of(error, HANDSHAKE_S)
         self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
         if (
             isinstance(error, NatslogError | aiohttp.ClientSSLError)
