@@ -194,6 +194,6 @@ def _require_brokers(client: NatslogClient, checked: CheckedCluster, options: Im
     if beyond:
         raise InvalidRequest(
             f"this cluster has {brokers} broker(s), and streams of the export have more replicas "
-            f"({', '.join(beyond)}): give the number that they are to have here, as in --replicas {brokers}. Nothing was "
-            "imported"
+            f"({', '.join(beyond)}): give the number that they are to have here, as in --replicas {brokers}. Nothing "
+            "was imported"
         )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
@@ -23,7 +23,17 @@ _STYLES = {"warning": "yellow", "problem": "bold red", "not checked": "dim"}
 
 
 @with_broker_settings
-def doctor(context: typer.Context, settings: dict[str, Any], as_json: JsonFlag = False) -> None:
+def doctor(
+    context: typer.Context,
+    settings: dict[str, Any],
+    production: Annotated[
+        bool,
+        typer.Option(
+            "--production", help="Also what is missing for production: replicas, TLS, tokens, backups, alerts."
+        ),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
     """Check NATS, the disk, clocks, limits, versions, the cluster and access, and print what to do.
 
     With the settings of a broker (flags, variables, --config) it checks the machine of this broker, also before its
@@ -35,7 +45,8 @@ def doctor(context: typer.Context, settings: dict[str, Any], as_json: JsonFlag =
     config, problem = config_of(settings)
     client = broker_at(global_of(context), config).client()
     with shown_progress() as progress:
-        report = diagnose(examine(config, problem, client, client.options.token_file, progress))
+        examined = examine(config, problem, client, client.options.token_file, progress, for_production=production)
+        report = diagnose(examined, for_production=production)
     if as_json:
         import msgspec
 

@@ -14,7 +14,7 @@ import msgspec
 
 from natslog.client import NatslogClient
 from natslog.config import BrokerConfig
-from natslog.diagnosis.checks import cluster, disk, machine, nats
+from natslog.diagnosis.checks import cluster, disk, machine, nats, production
 from natslog.diagnosis.checks import secrets as secret_files
 from natslog.diagnosis.examined import (
     ClusterFacts,
@@ -94,6 +94,16 @@ CHECKS = (
     Check("security.administrator", "secrets", secret_files.administrator),
     Check("security.user", "machine", machine.user),
 )
+PRODUCTION = (
+    Check("production.brokers", "cluster", production.brokers),
+    Check("production.replicas", "cluster", production.replicas),
+    Check("production.retention", "cluster", production.retention),
+    Check("production.tls", "cluster", production.tls),
+    Check("production.tokens", "cluster", production.tokens),
+    Check("production.disk", "folder", production.disk),
+    Check("production.backups", "cluster", production.backups),
+    Check("production.alerts", "cluster", production.alerts),
+)
 """In the order in which they are shown. docs/OPERATIONS.md has the same ones; a test compares both."""
 
 SETTINGS = "settings"
@@ -110,16 +120,18 @@ def examine(
     client: NatslogClient,
     token_file: str | None,
     progress: Progress = lambda what: None,
+    *,
+    for_production: bool = False,
 ) -> Examined:
     """Executes the probes; each may fail.
 
     Args:
         config: settings of the broker of this machine; None if none were given, or they are wrong (`config_problem`).
-        progress: called with what is examined next.
+        progress: called with what is examined next. for_production: for the checks of `PRODUCTION`, too.
     """
     missing = Missing("the settings are wrong") if config_problem else _NO_SETTINGS
     progress("the brokers")
-    of_cluster = _probed(lambda: probe_cluster(client), ClusterFacts)
+    of_cluster = _probed(lambda: probe_cluster(client, for_production=for_production), ClusterFacts)
     of_folder: FolderFacts | Missing = missing
     of_latency: LatencyFacts | Missing = missing
     of_nats: NatsFacts | Missing = missing
@@ -148,10 +160,10 @@ def examine(
     )
 
 
-def diagnose(examined: Examined) -> Report:
+def diagnose(examined: Examined, *, for_production: bool = False) -> Report:
     """All checks. One that fails is reported as not checked."""
     outcomes = [*_settings(examined)]
-    for check in CHECKS:
+    for check in (*CHECKS, *(PRODUCTION if for_production else ())):
         outcomes += _outcomes(check, examined)
     return Report(
         version=natslog_version(),

@@ -75,6 +75,7 @@ class FolderFacts(msgspec.Struct, kw_only=True):
     cluster_id: str = ""
     problem: str = ""
     links: list[str] = []
+    mount_point: str = ""
 
 
 class LatencyFacts(msgspec.Struct, kw_only=True):
@@ -95,6 +96,7 @@ class NatsFacts(msgspec.Struct, kw_only=True):
 class BrokerFacts(msgspec.Struct, kw_only=True):
     """A broker, asked from here. `problem`: why it did not answer. `clock_apart_s`: how much it is ahead of this
     machine at least, 0 within the accuracy of the measurement. `alive`: the brokers to which it has a link.
+    `scrapes`: how often `/metrics` was requested since its start.
     """
 
     id: int
@@ -104,11 +106,13 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     clock_apart_s: float = 0.0
     alive: list[int] | None = None
     nats_connections_lost: int | None = None
+    scrapes: int | None = None
 
 
 class ClusterFacts(msgspec.Struct, kw_only=True):
     """`problem`: why no broker answered; the other fields are then empty. `overview_problem`: why the findings are
-    missing, for example for lack of a permission.
+    missing, for example for lack of a permission. `streams`, `tokens`: only for the checks of production; None if they
+    were not listed.
     """
 
     servers: list[str]
@@ -118,6 +122,8 @@ class ClusterFacts(msgspec.Struct, kw_only=True):
     overview_problem: str = ""
     has_security: bool | None = None
     brokers: list[BrokerFacts] = []
+    streams: list[dict[str, Any]] = []
+    tokens: list[dict[str, Any]] | None = None
 
 
 class SecretFacts(msgspec.Struct, kw_only=True):

@@ -15,8 +15,8 @@ import pytest
 
 from natslog.config import BrokerConfig
 from natslog.diagnosis import doctor
-from natslog.diagnosis.checks import cluster, disk, machine, nats, secrets
-from natslog.diagnosis.doctor import CHECKS, SETTINGS, Check, diagnose
+from natslog.diagnosis.checks import cluster, disk, machine, nats, production, secrets
+from natslog.diagnosis.doctor import CHECKS, PRODUCTION, SETTINGS, Check, diagnose
 from natslog.diagnosis.examined import (
     BrokerFacts,
     ClusterFacts,
@@ -274,7 +274,54 @@ def test_settings_that_are_wrong_are_a_problem() -> None:
 def test_page_has_every_check() -> None:
     page = OPERATIONS.read_text()
     table = page[page.index("**Checks of `natslog doctor`.**") : page.index("**`natslog support-bundle`**")]
-    assert re.findall(r"^\| `([a-z_.]+)` \|", table, re.MULTILINE) == [SETTINGS, *(check.name for check in CHECKS)]
+    names = [SETTINGS, *(check.name for check in (*CHECKS, *PRODUCTION))]
+    assert re.findall(r"^\| `([a-z_.]+)` \|", table, re.MULTILINE) == names
+
+
+# ---- production ----
+
+STREAM = {"name": "orders", "replicas": 3, "min_isr": 2, "max_age": "7d"}
+READY = but(
+    CLUSTER,
+    brokers=[but(one, url=one.url.replace("http", "https"), scrapes=99) for one in CLUSTER.brokers],
+    streams=[STREAM, {"name": "__activity", "replicas": 1, "min_isr": 1}],
+    tokens=[{"identity": "ann", "expires": "2100-01-01T00:00:00Z"}],
+)
+OWN_DISK = but(FOLDER, mount_point="/data")
+MISSING: list[tuple[Find, Any, str]] = [
+    (production.brokers, but(READY, cluster={"brokers": [{"id": 1}]}), "1 broker(s)"),
+    (production.replicas, but(READY, streams=[STREAM | {"replicas": 1, "min_isr": 1}]), "1 of 1 streams have fewer"),
+    (production.replicas, but(READY, streams=[STREAM | {"min_isr": 1}]), "ack what one replica has"),
+    (production.retention, but(READY, streams=[STREAM | {"max_age": None}] * 7), "orders and 2 more"),
+    (production.tls, but(READY, brokers=CLUSTER.brokers), "http://b1, http://b2, http://b3"),
+    (production.tokens, but(READY, has_security=False, tokens=None), "everyone who reaches a broker"),
+    (production.tokens, but(READY, tokens=[{"identity": "bob", "expires": None}]), "never expire: bob"),
+    (production.tokens, but(READY, tokens=[{"identity": "eve", "expires": "2001-01-01T00:00:00Z"}]), "expired: eve"),
+    (production.disk, but(FOLDER, mount_point="/"), "file system of the operating system"),
+    (production.disk, but(OWN_DISK, free_bytes=10 * GIB), "10% of the disk is free"),
+    (production.alerts, but(READY, brokers=[but(one, scrapes=3) for one in READY.brokers]), "broker(s) 1, 2, 3"),
+]
+
+
+@pytest.mark.parametrize(("find", "facts", "part"), MISSING, ids=[case[2] for case in MISSING])
+def test_what_production_lacks_has_a_remedy(find: Find, facts: Any, part: str) -> None:
+    found = [one for one in find(facts, HEALTHY) if part in one.found]
+    assert [(one.state, bool(one.remedy)) for one in found] == [("warning", True)]
+
+
+def test_nothing_is_missing_where_all_is_there() -> None:
+    config = BrokerConfig(data_dir="/d", nats_url="tls://n1:4222,tls://n2:4222")
+    examined = replace(HEALTHY, cluster=READY, folder=OWN_DISK, config=config)
+    states = {one.check: one.state for one in diagnose(examined, for_production=True).outcomes}
+    assert {name: state for name, state in states.items() if state != "ok"} == {"production.backups": "not checked"}
+    assert {check.name for check in PRODUCTION} <= states.keys()
+    assert {check.find for check in PRODUCTION} == {case[0] for case in MISSING} | {production.backups}
+
+
+def test_connection_to_nats_without_tls_is_missing() -> None:
+    config = BrokerConfig(data_dir="/d", nats_url="nats://127.0.0.1:4222,nats://n2:4222")
+    found = [one.found for one in production.tls(READY, replace(HEALTHY, config=config))]
+    assert found == ["messages are not encrypted between the broker and NATS"]
 
 
 # ---- probes of the data folder ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
@@ -16,6 +17,7 @@ from natslog.errors import NatslogError
 
 ANSWER_WITHIN_S = 4.0
 MOST_BROKERS = 50
+_SCRAPES = re.compile(rb'^natslog_http_requests_total\{path="/metrics"\} ([0-9.e+]+)$', re.MULTILINE)
 _LOST = re.compile(rb"^natslog_nats_connections_lost_total ([0-9.e+]+)$", re.MULTILINE)
 
 
@@ -38,7 +40,8 @@ def hurried(client: NatslogClient) -> NatslogClient:
     return NatslogClient(client.servers, replace(client.options, timeout_s=ANSWER_WITHIN_S, retries=0))
 
 
-def probe_cluster(client: NatslogClient) -> ClusterFacts:
+def probe_cluster(client: NatslogClient, *, for_production: bool = False) -> ClusterFacts:
+    """Args: for_production: streams and tokens are listed, too."""
     with hurried(client) as asker:
         facts = ClusterFacts(servers=list(asker.servers))
         try:
@@ -59,6 +62,12 @@ def probe_cluster(client: NatslogClient) -> ClusterFacts:
         except msgspec.ValidationError as error:
             facts.problem = f"the answer to GET /v1/cluster is not that of a broker: {error}"
             return facts
+        if for_production:
+            with suppress(NatslogError):
+                facts.streams = asker.streams()
+            if facts.has_security:
+                with suppress(NatslogError):
+                    facts.tokens = asker.tokens()
         facts.brokers = [_broker(asker, one.id, one.url) for one in members[:MOST_BROKERS] if one.url is not None]
         return facts
 
@@ -90,11 +99,15 @@ def _broker(asker: NatslogClient, number: int, url: str) -> BrokerFacts:
             facts.alive = [one.id for one in brokers if one.alive]
         metrics = asker.answer_of(url, "/metrics", ANSWER_WITHIN_S)
         if metrics is not None and metrics.status == 200:
-            found = _LOST.search(metrics.data)
-            facts.nats_connections_lost = None if found is None else int(float(found[1]))
+            facts.nats_connections_lost, facts.scrapes = _number(_LOST, metrics.data), _number(_SCRAPES, metrics.data)
     except (msgspec.DecodeError, ValueError) as error:
         facts.problem = f"its answer is not that of a broker: {error}"
     return facts
+
+
+def _number(metric: re.Pattern[bytes], text: bytes) -> int | None:
+    found = metric.search(text)
+    return None if found is None else int(float(found[1]))
 
 
 def _apart_s(answer: urllib3.BaseHTTPResponse, before_s: float, after_s: float) -> float:

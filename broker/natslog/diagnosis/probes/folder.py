@@ -26,7 +26,7 @@ def probe_folder(folder: str) -> FolderFacts:
     measured = nearest_folder(path)
     space, status = fullest_disk(measured), measured.stat()
     disk = os.statvfs(space.folder)
-    kind, source, options = _mount(measured)
+    point, kind, source, options = _mount(measured)
     facts = FolderFacts(
         folder=str(path),
         exists=path.is_dir(),
@@ -34,6 +34,7 @@ def probe_folder(folder: str) -> FolderFacts:
         file_system=kind,
         source=source,
         mount_options=options,
+        mount_point=point,
         free_bytes=space.free_bytes,
         total_bytes=space.size_bytes,
         free_files=disk.f_favail if disk.f_files else None,
@@ -90,8 +91,8 @@ def lock_holder(file: Path) -> int | None:
     return next((int(process) for process, of_device in locks if of_device == device or process == stated), None)
 
 
-def _mount(folder: Path) -> tuple[str, str, list[str]]:
-    """Type, source and options of the file system that the folder is on."""
+def _mount(folder: Path) -> tuple[str, str, str, list[str]]:
+    """Place, type, source and options of the file system that the folder is on."""
     place = os.path.realpath(folder)
     best = ("", "", "", list[str]())
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -101,7 +102,7 @@ def _mount(folder: Path) -> tuple[str, str, list[str]]:
         is_above = place == point or place.startswith(point.rstrip("/") + "/")
         if is_above and len(point) >= len(best[0]):  # of two at the same place, the later one hides the other
             best = (point, kind, _unescaped(source), [*options.split(","), *super_options.split(",")])
-    return best[1], best[2], list(dict.fromkeys(best[3]))
+    return *best[:3], list(dict.fromkeys(best[3]))
 
 
 def _unescaped(text: str) -> str:
