@@ -124,9 +124,9 @@ CSV = 'to,n,text\nx,1,"a, b"\ny,2,"say ""hi"""\nx,3,grün\n'
             "{to}",
             ["--key", "n"],
             [
-                ("x", b"1", '{"to":"x","n":"1","text":"a, b"}'),
-                ("y", b"2", '{"to":"y","n":"2","text":"say \\"hi\\""}'),
-                ("x", b"3", '{"to":"x","n":"3","text":"grün"}'),
+                ("x", b"1", '{"to":"x","n":1,"text":"a, b"}'),
+                ("y", b"2", '{"to":"y","n":2,"text":"say \\"hi\\""}'),
+                ("x", b"3", '{"to":"x","n":3,"text":"grün"}'),
             ],
         ),
     ],
@@ -203,6 +203,49 @@ def test_pub_of_bad_input_names_it(
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_pub_of_csv_states_the_types_of_columns(
+    client: NatslogClient, nats_url: str, stream: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,zip,price,at,ok\n1,01234,9.50,2024-01-01T10:00:00Z,TRUE\n2,,,,\n")
+    command = ["pub", f"{stream}.x", "--format", "csv", "--ack", "--nats-url", nats_url, "--file"]
+    done = natslog(*command, str(path))
+    assert done.stderr.startswith("types: id BIGINT, zip STRING, price DOUBLE, at TIMESTAMP, ok BOOLEAN\n")
+    shown = json.loads(natslog(*command, str(path), "--strings", "--types", "id BIGINT", "--json").stdout)
+    assert shown["types"] == "id BIGINT, zip STRING, price STRING, at STRING, ok STRING"
+    natslog(*command, "-", input=path.read_text())
+    values = [row["value"].decode() for batch in client.read(stream) for row in batch.to_pylist()]
+    typed = [
+        '{"id":1,"zip":"01234","price":9.50,"at":"2024-01-01T10:00:00Z","ok":true}',
+        '{"id":2,"zip":"","price":null,"at":null,"ok":null}',
+    ]
+    text = [
+        '{"id":1,"zip":"01234","price":"9.50","at":"2024-01-01T10:00:00Z","ok":"TRUE"}',
+        '{"id":2,"zip":"","price":"","at":"","ok":""}',
+    ]
+    assert values == [*typed, *text, *typed]
+
+
+def test_pub_states_what_was_sent_before_an_error(nats_url: str, stream: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.ndjson"
+    path.write_text('{"a":1}\n' * 4500 + "oops\n")
+    command = ("pub", f"{stream}.x", "--format", "ndjson", "--ack", "--nats-url", nats_url, "--file", str(path))
+    done = natslog(*command, check=False)
+    assert (done.returncode, "error: line 4501 is not JSON" in done.stderr) == (1, True)
+    assert "stopped: 4000 messages were sent before the error, acked 4000\n" in done.stderr
+
+
+def test_similar_names_are_named(broker: BrokerProcess, client: NatslogClient) -> None:
+    client.create_stream("measurements", "measurements.>")
+    done = natslog("cat", "mesurements", url=broker.url, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: there is no stream 'mesurements'. Did you mean measurements?\n",
+    )
+    other = natslog("cat", "entirely-different", url=broker.url, check=False)
+    assert other.stderr == "error: there is no stream 'entirely-different'\n"
 
 
 @pytest.mark.parametrize("value", ["10.0.0.1", "a b", "*", ">", ""])

@@ -28,9 +28,7 @@ def doctor(
     settings: dict[str, Any],
     production: Annotated[
         bool,
-        typer.Option(
-            "--production", help="Also what is missing for production: replicas, TLS, tokens, backups, alerts."
-        ),
+        typer.Option("--production", help="Also what is missing for production: replicas, TLS, backups, alerts, …"),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:

@@ -146,8 +146,8 @@ def backups(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     if facts.cluster:
         yield not_checked(
             "production.backups",
-            "brokers have no record of exports: run natslog export --all FOLDER from a timer, which adds what is new, copy "
-            "the folder to another machine, and try natslog import into another cluster",
+            "brokers have no record of exports: run natslog export --all FOLDER from a timer, which adds what is new, "
+            "copy the folder to another machine, and try natslog import into another cluster",
         )
 
 
