@@ -1,8 +1,8 @@
 """Detects in a sample which field of JSON messages is a measurement, and which one is its source.
 
 CSV rows published by `natslog pub --format csv --strings` are JSON objects of texts, so text that parses as a number
-counts as one. A field is numeric if every value of it is. A meaningful name (`magnitude`, `value`, …) takes precedence over the
-order.
+counts as one. A field is numeric if every value of it is. A meaningful name (`magnitude`, `value`, …) takes precedence
+over the order.
 """
 
 from __future__ import annotations

@@ -15,11 +15,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from natslog.errors import NatslogError
+from pyspark_natslog.plain_errors import plain_errors
 from pyspark_natslog.versions import check_spark
 
 logger = logging.getLogger("pyspark_natslog")
 
 
+@plain_errors("__init__", "schema", "reader", "writer", "streamWriter")
 class DefaultSource(DataSource):
     """Registered as `natslog`. Imports the rest on first use: Spark imports this package for any Python source."""
 

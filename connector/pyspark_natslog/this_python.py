@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 from pathlib import Path
+
+logger = logging.getLogger("pyspark_natslog")
 
 
 def use_this_python() -> None:
@@ -21,3 +24,18 @@ def use_this_python() -> None:
     found = shutil.which("python3")
     if found is None or Path(found).parent != Path(sys.executable).parent:
         os.environ["PYSPARK_PYTHON"] = sys.executable
+        if _has_session():
+            logger.warning(
+                "pyspark_natslog was imported after Spark was started, so that Spark runs Python sources with %s "
+                "instead of %s. If it does not find the source natslog there: import pyspark_natslog before the "
+                "session is created, or set PYSPARK_PYTHON=%s",
+                found or "python3",
+                sys.executable,
+                sys.executable,
+            )
+
+
+def _has_session() -> bool:
+    """Without importing PySpark."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    return getattr(context, "_active_spark_context", None) is not None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
+import nats
 import pytest
 
 from tests.jetstream.both import Api, Both, Publish, Step
@@ -195,3 +198,28 @@ def test_first_sequence(both: Both) -> None:
             info("A"),
         ]
     )
+
+
+@pytest.mark.parametrize("before", [(), ("a.1",)])
+def test_message_of_a_fast_batch_is_refused(both: Both, before: tuple[str, ...]) -> None:
+    """Its reply subject requests more than an ack, which a stream without `allow_batched` does not know."""
+
+    async def answered(url: str) -> tuple[dict[str, Any], int]:
+        connection = await nats.connect(url)
+        try:
+            inbox = connection.new_inbox()
+            answers = await connection.subscribe(f"{inbox}.>")
+            for subject in before:
+                await connection.publish(subject, b"x", reply=f"{inbox}.other")
+            await connection.publish("a.2", b"1", reply=f"{inbox}.batch.10.ok.1.0.$FI")
+            found = [await answers.next_msg(30) for _ in (*before, "a.2")]
+            (refusal,) = (json.loads(one.data) for one in found if one.subject.endswith("$FI"))
+            info = json.loads((await connection.request("$JS.API.STREAM.INFO.A", timeout=30)).data)
+            return refusal, info["state"]["messages"]
+        finally:
+            await connection.close()
+
+    both.answers([Api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"]})])
+    expected, found = (asyncio.run(answered(url)) for url in both.urls)
+    assert found == expected
+    assert (found[0]["error"]["err_code"], found[1]) == (10205, len(before))

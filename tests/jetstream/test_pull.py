@@ -149,6 +149,17 @@ def test_requests_that_expire(both: Both) -> None:
     )
 
 
+def test_request_that_does_not_wait_ends_with_its_heartbeat_where_acks_are_waited_for(both: Both) -> None:
+    request = {"batch": 5, "expires": LONG, "no_wait": True, "idle_heartbeat": 100 * MS}
+    both.compare([*filled(explicit(max_ack_pending=2)), Pull("A", "C", request), state(), Ack(0), Ack(1), state()])
+
+
+def test_acks_of_a_consumer_without_acks_have_no_receiver(both: Both) -> None:
+    kinds = [b"", b"+ACK", b"-NAK", b"+TERM", b"+WPI"]
+    answers = both.compare([*filled(consumer("C", ack_policy="none")), pull(2), *(Ack(0, kind) for kind in kinds)])
+    assert answers[-5:] == ["no answer"] * 5
+
+
 def test_requests_of_an_empty_stream(both: Both) -> None:
     both.compare(
         [

@@ -179,10 +179,12 @@ def test_wrong_options_are_named(
 
 
 def test_missing_stream_option_and_unknown_stream(spark: SparkSession, broker: BrokerProcess) -> None:
-    with pytest.raises(Exception, match="option stream is missing"):
+    with pytest.raises(Exception, match="option stream is missing") as missing:
         spark.read.format("natslog").option("servers", broker.url).load().count()
-    with pytest.raises(Exception, match="there is no stream 'nosuch'"):
+    with pytest.raises(Exception, match="there is no stream 'nosuch'") as unknown:
         read(spark, broker, "nosuch").count()
+    frames = [str(one.value).count('File "') for one in (missing, unknown)]
+    assert frames == [0, 0], "the errors are sentences, without frames of the worker"
 
 
 @pytest.mark.long

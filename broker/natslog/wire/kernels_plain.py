@@ -38,6 +38,7 @@ from natslog.wire.stored_layout import (
 )
 
 _TILDE, _DOLLAR, _ZERO, _A, _TEN = 126, 36, 48, 97, 10
+_FAST_BATCH_END = 3  # bytes of `$FI`
 _ENVELOPE = 0xF5
 """The first byte of `envelope.COOKIE`."""
 _CRC_LETTERS, _ALIGNMENT = 8, 8
@@ -51,7 +52,8 @@ def survey_plain(
 ) -> int:
     """Whether all frames are plain: no headers; a payload that has at most `most_bytes` and does not begin as an
     envelope; an ASCII subject that can be stored as it is; no reply subject, or one that begins with one of the
-    prefixes, is not that of a delivery, and gets an ack of its own (see `stored_acks`). With `omits_internal`, no
+    prefixes, is neither that of a delivery nor of a fast batch (`.$FI` at its end), and gets an ack of its own (see
+    `stored_acks`). With `omits_internal`, no
     subject begins with `$` or one of the prefixes.
 
     Returns:
@@ -74,6 +76,8 @@ def survey_plain(
             return 0
         reply, reply_bytes = frames[index, 5], frames[index, 6]
         if reply_bytes > 0:
+            if reply_bytes > _FAST_BATCH_END and buffer[reply + reply_bytes - _FAST_BATCH_END] == _DOLLAR:
+                return 0
             if is_of_delivery(buffer, reply, reply_bytes) or not begins_with_one(
                 buffer, reply, reply_bytes, prefixes, ends
             ):

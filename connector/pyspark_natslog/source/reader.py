@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from natslog.client import NatslogClient
 from natslog.errors import ConfigError, StreamNotFound
+from pyspark_natslog.plain_errors import plain_errors
 from pyspark_natslog.source.options import CURSOR, FIRST_ANSWER_WITHIN_S, SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
 from pyspark_natslog.source.positions import begins_with_log, resolve_end, resolve_start
@@ -19,6 +20,7 @@ from pyspark_natslog.source.spans import batch_read
 from pyspark_natslog.source.splits import OffsetRange, Task, plan_tasks
 
 
+@plain_errors("partitions")
 class BatchReader(DataSourceReader):
     """Reads `[start, end)` of each stream, as the options say; by default all that is committed now.
 

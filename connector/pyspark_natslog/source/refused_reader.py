@@ -13,8 +13,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from natslog.errors import NatslogError
+from pyspark_natslog.plain_errors import plain_errors
 
 
+@plain_errors("initialOffset", "getDefaultReadLimit", "latestOffset", "partitions", "read")
 class RefusedStreamReader(DataSourceStreamReader):
     """Raises the error wherever Spark begins: at a new query or at one with a checkpoint."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from pyspark_natslog.plain_errors import plain_errors
 from pyspark_natslog.source.cursor_mirror import CursorMirror
 from pyspark_natslog.source.lag import NOTHING_BEHIND, LagReport
 from pyspark_natslog.source.offsets import from_json
@@ -20,6 +21,7 @@ from pyspark_natslog.source.splits import Task
 from pyspark_natslog.source.stream_reader import StreamReader
 
 
+@plain_errors("initialOffset", "getDefaultReadLimit", "latestOffset", "partitions")
 class WatchedStreamReader(StreamReader):
     """Reads as `StreamReader` does. Neither a report nor a cursor can fail or delay the query."""
 

@@ -421,7 +421,7 @@ def test_cursor_beyond_the_end_is_an_error_whatever_is_accepted(follow: bool) ->
 def test_start_that_the_log_does_not_have_is_not_stored() -> None:
     client = Scripted(log_start=10)
     for start in (5, 31):
-        with pytest.raises(OffsetOutOfRange, match="has offsets 10 to 29"):
+        with pytest.raises(OffsetOutOfRange, match="has offsets 10 to"):
             next(client.consume("s", cursor="c", start=start))
     assert client.stored is None
 

@@ -265,7 +265,8 @@ class Consumer:
         """Requests that have expired end; with `at_end` (there are no messages now) those that do not wait as well."""
         if not len(self.pulls):
             return []
-        return self.pulls.look(now_us, self._idle_heartbeat, at_end=at_end and not self.is_stalled)
+        is_stalled = self.is_stalled
+        return self.pulls.look(now_us, self._idle_heartbeat, at_end=at_end and not is_stalled, is_stalled=is_stalled)
 
     # ---- acks ----
 

@@ -188,18 +188,22 @@ class WaitingPulls:
     def due_us(self) -> int:
         return min((min(pull.expires_us, pull.heartbeat_us) for pull in self._waiting), default=_FOREVER_US)
 
-    def look(self, now_us: int, heartbeat: Callable[[str], Status], *, at_end: bool) -> list[Status]:
+    def look(self, now_us: int, heartbeat: Callable[[str], Status], *, at_end: bool, is_stalled: bool) -> list[Status]:
         """Ends what has expired or has no subscriber any more; with `at_end` also the requests that do not wait.
 
         Args:
-            at_end: there are no messages now.
+            at_end: there are no messages now. is_stalled: there may be some, which wait for acks of others: a request
+                that does not wait, and has got some, ends with its first heartbeat.
         """
         found: list[Status] = []
         kept: deque[Pull] = deque()
         for pull in self._waiting:
             if now_us >= pull.expires_us:
                 found.append(status(pull.reply, "408 Request Timeout", pull.rest))
-            elif at_end and pull.no_wait and (not pull.has_expiry or pull.sent):
+            elif pull.no_wait and (
+                (at_end and (pull.sent or not pull.has_expiry))
+                or (is_stalled and pull.sent and now_us >= pull.heartbeat_us)
+            ):
                 found.append(status(pull.reply, "404 No Messages"))
             elif self._has_interest(pull.reply):
                 kept.append(pull)

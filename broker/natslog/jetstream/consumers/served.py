@@ -45,6 +45,7 @@ logger = logging.getLogger("natslog.jetstream")
 
 _MOST_ASKED = 1000
 _NO_SESSION_S = 0.2
+_NO_RECEIVER = "503"  # as the NATS server states that a subject has no subscriber
 _NEXT = b"+NXT"
 _NAK = b"-NAK"
 _TERM = b"+TERM"
@@ -195,6 +196,11 @@ class ServedConsumer:
 
     def _acked(self, frames: Frames, acks: Longs, start: int, end: int, replies: int, now_us: int) -> None:
         """Args: replies: how many of these acks have a reply subject."""
+        if self.machine.config.ack_policy == "none":
+            rows = frames.rows[start:end]
+            replied = rows[rows[:, REPLY_LEN] > 0].tolist() if replies else []
+            self.send([status(_text(frames, row[REPLY], row[REPLY_LEN]), _NO_RECEIVER) for row in replied])
+            return
         if self.machine.config.sample_freq:
             self._sample(acks[start:end], now_us)
         answered = self.machine.ack(acks[start:end, 2], acks[start:end, 3], now_us)
@@ -220,6 +226,9 @@ class ServedConsumer:
                 self.pull(reply, payload, frames.buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes())
             return
         machine, is_known = self.machine, True
+        if machine.config.ack_policy == "none":
+            self.send([status(reply, _NO_RECEIVER)] if reply else [])
+            return
         if kind == NAK:
             if machine.nak(seq, delivered_as, delay_us_of(payload[len(_NAK) :], self.name), now_us):
                 self._owner.advise("nak", self, times=times, seq=seq, delivered_as=delivered_as)

@@ -54,6 +54,10 @@ def feature_refusals(stream: str) -> tuple[PublishRefused, ...]:
     return tuple(PublishRefused(text, err_code=err_code, stream=stream) for err_code, text in texts)
 
 
+def fast_batch_refusal(stream: str) -> PublishRefused:
+    return PublishRefused("batch publish is disabled", err_code=10205, stream=stream)
+
+
 def rollup_not_permitted() -> RollupRefused:
     return _rollup_refused("rollup not permitted")
 

@@ -51,7 +51,14 @@ from natslog.ingest.batches import (
     survey_of,
 )
 from natslog.ingest.columns import Texts
-from natslog.ingest.conditions import begin_as_envelopes, conditions_of, demands_at, marked, marked_features
+from natslog.ingest.conditions import (
+    are_of_fast_batches,
+    begin_as_envelopes,
+    conditions_of,
+    demands_at,
+    marked,
+    marked_features,
+)
 from natslog.ingest.dedupe import NEW, REPEATED, DedupeWindow
 from natslog.ingest.envelopes import BYTES_PER_ROW, Envelope, Refused, open_messages, split_envelopes
 from natslog.ingest.message_sizes import first_larger, split_by_size, too_large
@@ -65,7 +72,7 @@ from natslog.node.writes.commit_spans import CommitSpan
 from natslog.node.writes.commit_timing import CommitTiming
 from natslog.node.writes.dedupe_rebuild import rebuilt_dedupe
 from natslog.node.writes.disk_pace import DiskPace
-from natslog.node.writes.header_checks import feature_refusals, refusal_of
+from natslog.node.writes.header_checks import fast_batch_refusal, feature_refusals, refusal_of
 from natslog.node.writes.ingest_memory import IngestMemory, IngestStats
 from natslog.node.writes.last_of_subjects import LastOfSubjects
 from natslog.node.writes.stream_room import StreamRoom
@@ -374,16 +381,19 @@ class StreamIngest:
         if self.max_message_bytes is not None and survey.headed_rows:  # first, as JetStream does it
             are_envelopes = begin_as_envelopes(frames)
             frames = frames if are_envelopes.any() else self._of_allowed_size(frames, self.max_message_bytes)
-        if self.ack_rules.acks == "any" and survey.headed_rows:
-            frames = self._without_features(frames)
+        if self.ack_rules.acks == "any":
+            frames = self._without_features(frames, has_headers=survey.headed_rows > 0)
         if survey.headed_rows and (marks := marked(frames)) is not None:
             return self._without_refused_demands(frames, marks), True
         return frames, False
 
-    def _without_features(self, frames: Frames) -> Frames:
-        """A JetStream client must not take an ack for one of what the header requests."""
-        marks = marked_features(frames)
-        for error, refused in zip(feature_refusals(self.name), marks, strict=True):
+    def _without_features(self, frames: Frames, *, has_headers: bool) -> Frames:
+        """A JetStream client must not take an ack for one of what the header, or the reply subject, requests."""
+        marks, errors = [are_of_fast_batches(frames)], [fast_batch_refusal(self.name)]
+        if has_headers:
+            marks += marked_features(frames)
+            errors += feature_refusals(self.name)
+        for error, refused in zip(errors, marks, strict=True):
             if refused.any():
                 self._refuse(frames.select(refused), error)
         refused = np.logical_or.reduce(marks)
