@@ -257,6 +257,23 @@ def test_messages_that_no_format_can_store_do_not_stop_the_copy(lake: Lake) -> N
     assert lake.column("id")[-1] == 3
 
 
+def test_a_run_of_which_no_message_fits_ends_with_an_error(lake: Lake) -> None:
+    """Its messages are dead letters, and a run after it continues behind them."""
+    lake.publish(b'{"id":"a"}', b'{"id":"b"}')
+    with pytest.raises(
+        MalformedPayload, match="none of 2 messages fits .*offset 0, .*column id is bigint, and .*a"
+    ) as no:
+        lake.copy(payload_format="json", columns={"id": pa.int64()})
+    assert "_dead_letters" in str(no.value)
+    assert lake.column("_offset", copying.DEAD_LETTERS) == [0, 1]
+    lake.publish(b'{"id":3}')
+    (done,) = lake.copy(payload_format="json")
+    assert (done.rows, done.dead_letters, done.start) == (1, 0, 2)
+    lake.publish(b'{"id":"c"}')
+    (done,) = lake.copy(payload_format="json")
+    assert (done.rows, done.dead_letters) == (0, 1), "a table with rows takes single misfits"
+
+
 def test_partitions_are_checked_and_long_values_are_dead_letters(lake: Lake) -> None:
     with pytest.raises(
         ConfigError, match="--partition-by city: a new table can be partitioned by _day, and by declared"

@@ -9,7 +9,8 @@ read; if another process has committed meanwhile, this one ends (`TableConflict`
 unknown, the table's position tells.
 
 A process of which no message fits ends with an error, with the dead letters committed: after `_MOST_WITHOUT_ROW`, or at
-its end. So what is wrong with all of them is seen at once, and a start after it continues behind them.
+its end if the table has no rows yet. So what is wrong with all of them is seen at once, and a start after it continues
+behind them.
 
 Dead letters are a table of their own with a position of its own, and are committed first. A process that finds it ahead
 (the one before was killed between the two commits) commits up to there, and adds only what is not there.
@@ -273,7 +274,7 @@ class _Copying:
                 if gathered.end > self._position.offset and (is_last or self._is_due(gathered)):
                     gathered = self._commit(gathered)
                 elif is_last:
-                    self._check_fit(1)
+                    self._check_fit(_MOST_WITHOUT_ROW if self._table.row_count() else 1)
                     return
         finally:
             reader.close()

@@ -32,6 +32,7 @@ import pyarrow.json as pj
 from natslog.arrow import json_guards
 from natslog.arrow.json_blocks import MOST_BYTES, joined, without_object
 from natslog.arrow.payloads import Payloads
+from natslog.tables.options import type_name
 from natslog.wire.json_values import with_values
 
 _BLOCK_BYTES = 8 * 1024 * 1024
@@ -400,7 +401,7 @@ def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column, good = with_values(parsed, kind.type)
         columns.append(column)
         for row in _rows(~good):
-            misfits.setdefault(row, f"column {kind.name} is {kind.type}, and {_shown(parsed[row])} is not")
+            misfits.setdefault(row, f"column {kind.name} is {type_name(kind.type)}, and {_shown(parsed[row])} is not")
     if misfits:
         raise _Misfits(misfits)
     return pa.Table.from_arrays(columns, schema=schema)

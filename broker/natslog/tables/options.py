@@ -121,6 +121,13 @@ def parse_column(text: str) -> tuple[str, Any]:
     raise ConfigError(f"--column {text}: there is no type {kind!r}; there are {', '.join(_TYPES)}, decimal(P,S)")
 
 
+def type_name(kind: Any) -> str:
+    """As `parse_column` takes it; Arrow's name of other types."""
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next((name for name, known in _TYPES.items() if known == kind), str(kind))
+
+
 def _check_choice(name: str, value: str, choices: Any) -> None:
     allowed = cast(tuple[str, ...], get_args(choices))
     if value not in allowed:
