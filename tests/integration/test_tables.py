@@ -260,11 +260,9 @@ def test_messages_that_no_format_can_store_do_not_stop_the_copy(lake: Lake) -> N
 def test_a_run_of_which_no_message_fits_ends_with_an_error(lake: Lake) -> None:
     """Its messages are dead letters, and a run after it continues behind them."""
     lake.publish(b'{"id":"a"}', b'{"id":"b"}')
-    with pytest.raises(
-        MalformedPayload, match="none of 2 messages fits .*offset 0, .*column id is bigint, and .*a"
-    ) as no:
+    with pytest.raises(MalformedPayload, match="none of 2 messages fits .*_dead_letters.*--column") as refused:
         lake.copy(payload_format="json", columns={"id": pa.int64()})
-    assert "_dead_letters" in str(no.value)
+    assert 'at offset 0, does not because: column id is bigint, and "a" is not' in str(refused.value)
     assert lake.column("_offset", copying.DEAD_LETTERS) == [0, 1]
     lake.publish(b'{"id":3}')
     (done,) = lake.copy(payload_format="json")
