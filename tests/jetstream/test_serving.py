@@ -119,7 +119,11 @@ def test_server_with_jetstream_keeps_its_api_and_natslog_has_a_domain(tmp_path: 
             theirs, ours = connection.jetstream(), connection.jetstream(domain="natslog")
             await theirs.add_stream(name="theirs", subjects=["theirs"])
             await ours.add_stream(name="ours", subjects=["ours"], allow_direct=True)
-            await ours.publish("ours", b"x")
+            assert (await ours.publish("ours", b"x")).domain == "natslog"
+            assert (await ours.publish("ours", b"y", headers={"A": "1"})).domain == "natslog"
+            for call in ("INFO", "STREAM.INFO.ours"):
+                answer = await connection.request(f"$JS.natslog.API.{call}", b"", timeout=10)
+                assert json.loads(answer.data)["domain"] == "natslog"
             found = await ours.get_msg("ours", 1, direct=True)
             return (
                 [one.config.name for one in await theirs.streams_info()],
@@ -128,7 +132,7 @@ def test_server_with_jetstream_keeps_its_api_and_natslog_has_a_domain(tmp_path: 
             )
 
         assert with_nats(url, work) == (["theirs"], ["ours"], b"x")
-        assert all_values(broker.client(), "ours") == [b"x"]
+        assert all_values(broker.client(), "ours") == [b"x", b"y"]
 
 
 ALL = '["$JS.API.INFO", "_INBOX.>"]', '["$JS.API.>", "_INBOX.natslog.>", "a"]'

@@ -46,6 +46,7 @@ def stored(
     full: npt.NDArray[np.bool_] | None = None,
     counts: npt.NDArray[np.int64] | None = None,
     correlations: Texts | None = None,
+    domain: str = "",
 ) -> memoryview:
     """Acks of committed rows.
 
@@ -56,8 +57,9 @@ def stored(
         full: marks rows whose acks state `offset` and `epoch`; None where none does.
         counts: the number of rows of an envelope, at its last one; 0 for other rows. None where there was no envelope.
         correlations: the correlation id that each ack returns, which JSON can hold as it is; empty where there is none.
+        domain: of JetStream, that the acks state; empty: none.
     """
-    head, epoch_field = _texts(stream, epoch)
+    head, epoch_field = _texts(stream, epoch, domain)
     fixed_bytes = len(head) + len(_MIDDLE) + len(epoch_field) + len(_TAILS[1]) + _FRAME_AND_NUMBERS_BYTES
     ids = correlations or _NO_TEXTS
     id_bytes = 0 if correlations is None else correlations.size_bytes + len(offsets) * _CORRELATION_FIELD_BYTES
@@ -75,18 +77,19 @@ def _kept(out: npt.NDArray[np.uint8], filled: int) -> memoryview:
     return out.data[:filled] if filled > len(out) // 2 else out[:filled].copy().data
 
 
-def of_plain(frames: Frames, frame_bytes: int, base_offset: int, *, stream: str) -> memoryview:
+def of_plain(frames: Frames, frame_bytes: int, base_offset: int, *, stream: str, domain: str = "") -> memoryview:
     """The same of plain frames (`kernels_plain.survey_plain`), which are stored from this offset on."""
-    head, _ = _texts(stream, 0)
+    head, _ = _texts(stream, 0, domain)
     fixed_bytes = len(head) + len(_TAILS[0]) + _FRAME_AND_NUMBERS_BYTES
     out = np.empty(frame_bytes + len(frames.rows) * fixed_bytes, np.uint8)
     return _kept(out, native.plain_acks(frames.buffer, frames.rows, base_offset, head, _TAILS[0], out))
 
 
 @functools.lru_cache(1024)
-def _texts(stream: str, epoch: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def _texts(stream: str, epoch: int, domain: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """What every ack of a stream begins with, and the epoch in full ones."""
-    head, field = f'{{"stream":{json.dumps(stream)},"seq":', f',"epoch":{epoch}'
+    stated = f',"domain":{json.dumps(domain)}' if domain else ""
+    head, field = f'{{"stream":{json.dumps(stream)}{stated},"seq":', f',"epoch":{epoch}'
     return np.frombuffer(head.encode(), np.uint8), np.frombuffer(field.encode(), np.uint8)
 
 

@@ -63,6 +63,7 @@ _INBOX = "_INBOX.natslog."
 PREFIX = "$JS.API"
 DOMAIN_PREFIX = f"$JS.{DOMAIN}.API"
 _PREFIXES = {"on": PREFIX, "domain": DOMAIN_PREFIX}
+_STATE_DOMAIN = ("account_info", "stream_info", "stream_update")
 _TYPES = "io.nats.jetstream.api.v1."
 _MOST_WAITING = 10_000
 _AT_ONCE = 64
@@ -225,6 +226,7 @@ class JetStreamApi:
         self._calls = StreamCalls(broker)
         services = broker.hosting.services
         services.direct_subjects, services.receive_direct = self._direct_subjects, self._receive_direct
+        services.domain = lambda: DOMAIN if self._state == "domain" else ""
         self._attachment: object | None = None
         self._task: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
@@ -553,6 +555,8 @@ class JetStreamApi:
                 self._drop()
                 return None
             body = await endpoint.call(self._calls, request)
+        if self._state == "domain" and endpoint.kind in _STATE_DOMAIN:
+            body["domain"] = DOMAIN
         if endpoint.kind == "account_info":
             body["api"] = {"level": API_LEVEL, "total": self._total, "errors": self._failed}
         if stream is not None and endpoint.kind != "stream_delete" and self._calls.led_here(stream.name) is not stream:

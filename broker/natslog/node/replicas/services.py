@@ -53,15 +53,15 @@ async def _no_consumers(stream: Any, origins: Sequence[ConsumerOrigin]) -> list[
 @dataclass(slots=True)
 class Services:
     """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises. `report`:
-    an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the leader of a
-    stream subscribes; `receive_direct`: takes the requests to them. `began_to_lead`: this broker leads the stream, and
-    has subscribed to its subjects: also after these were edited. `expect_followers`: it leads the stream from now on,
-    and its followers come. `prepare_successor`: returns when that broker has read what it needs to lead the stream, or
-    does not answer. `lead_consumers`, `end_consumers`: the consumers of a stream are served by this broker from now on,
-    or not any more. `import_consumers`: those of an imported stream become these; returns the names of others, and why
-    they were refused. `consumer_positions`: of the consumers of a stream that this broker leads. `consumer_numbers`:
-    the same with their numbers, of all or of one of them, as exactly as that is possible until `deadline_s` of
-    `time.monotonic`.
+    an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the leader
+    of a stream subscribes; `receive_direct`: takes the requests to them. `domain`: of JetStream, or empty.
+    `began_to_lead`: this broker leads the stream, and has subscribed to its subjects: also after these were edited.
+    `expect_followers`: it leads the stream from now on, and its followers come. `prepare_successor`: returns when
+    that broker has read what it needs to lead the stream, or does not answer. `lead_consumers`, `end_consumers`:
+    the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of
+    an imported stream become these; returns the names of others, and why they were refused. `consumer_positions`:
+    of the consumers of a stream that this broker leads. `consumer_numbers`: the same with their numbers, of all or
+    of one of them, as exactly as that is possible until `deadline_s` of `time.monotonic`.
     """
 
     config: BrokerConfig
@@ -88,6 +88,7 @@ class Services:
     wake_scrubber: Callable[[], None] = lambda: None
     wake_upkeep: Callable[[], None] = lambda: None
     direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
+    domain: Callable[[], str] = lambda: ""
     receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
     began_to_lead: Callable[[Any], None] = lambda stream: None
     expect_followers: Callable[[StreamRecord], None] = lambda record: None

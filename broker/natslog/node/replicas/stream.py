@@ -1020,6 +1020,7 @@ class HostedStream:
             written=self.send_written,
             refusal=self.refusal,
             batch_format=lambda: self.batch_format,
+            domain=lambda: services.domain(),
         )
         async with self._preparing:  # what was begun is completed sooner than begun again
             prepared, self._prepared = self._prepared, None

@@ -168,6 +168,7 @@ class StreamIngest:
         written: told, in the event loop, of a small commit that is written, before it is synced.
         refusal: why nothing may be appended now, if so; asked from any thread.
         batch_format: of what is appended now (see `arrow.batch_line`); asked from any thread.
+        domain: of JetStream, that acks of a stream of its API state; empty: none. Asked from any thread.
 
     Attributes:
         ack_rules: which messages are acked, and where to. The event loop's.
@@ -192,7 +193,9 @@ class StreamIngest:
         written: Written | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
         batch_format: Callable[[], int] = lambda: LATEST_FORMAT,
+        domain: Callable[[], str] = lambda: "",
     ) -> None:
+        self._domain = domain
         self.name = name
         self.log = log
         self.stream_time = stream_time
@@ -780,7 +783,7 @@ class StreamIngest:
             return
         seconds = time.perf_counter() - started
         self._pace.took(self.log.written_in_s)
-        answers = acks.of_plain(frames, size_bytes, base_offset, stream=self.name)
+        answers = acks.of_plain(frames, size_bytes, base_offset, stream=self.name, domain=self._stated_domain())
         end_offset = base_offset + rows
         self._finish(_Outcome(rows, 0, 0, seconds, answers or None, end_offset=end_offset, begun_s=begun_s))
 
@@ -851,8 +854,12 @@ class StreamIngest:
             full=full,
             counts=counts,
             correlations=correlations,
+            domain=self._stated_domain(),
         )
         return b"".join((stored, *refusals)) if refusals else stored
+
+    def _stated_domain(self) -> str:
+        return self._domain() if self.ack_rules.acks == "any" else ""
 
     def _unmet_answers(self, replies: Texts, correlations: Texts | None, unmet: Sequence[Refusal]) -> list[memoryview]:
         """One piece for all rows with the same reason."""
