@@ -42,6 +42,7 @@ from targets import MAPPING_HELP, add_target_arguments, checked_mapping, kept_he
 from natslog.client import NatslogClient
 from natslog.errors import ConfigError, InvalidRequest
 from natslog.times import format_timestamp_us
+from natslog.units import offsets_between
 
 COLUMNS = "offset,timestamp,subject,key,value,headers"
 _PORTION_ROWS = 50_000
@@ -166,7 +167,7 @@ def bounds(client: NatslogClient, info: dict[str, Any], arguments: argparse.Name
 
     first = at(arguments.start) if arguments.from_offset is None else arguments.from_offset
     if not low <= first <= high:
-        raise InvalidRequest(f"--from-offset {first}: stream {arguments.stream} has offsets {low} to {high}")
+        raise InvalidRequest(f"--from-offset {first}: stream {arguments.stream} has {offsets_between(low, high)}")
     return first, max(first, min(at(arguments.end), high))
 
 
@@ -202,13 +203,14 @@ def publish(spark: SparkSession, replay: Replay, rate: int | None, stop: StopReq
         while not stop.requested and (left_s := due - time.monotonic()) > 0:
             time.sleep(min(0.2, left_s))
         if stop.requested:
-            raise Interrupted(f"offsets {replay.first} to {first} were replayed; continue with --from-offset {first}")
+            replayed = offsets_between(replay.first, first)
+            raise Interrupted(f"{replayed} were replayed; continue with --from-offset {first}")
         rows = replay.outgoing(replay.rows(spark, first, end))
         try:
             run_cancellable(spark, stop, rows.write.format("natslog").mode("append").options(**replay.sink).save)
         except Interrupted as error:
             raise Interrupted(
-                f"in the middle of offsets {first} to {end}; continue with --from-offset {first}"
+                f"in the middle of {offsets_between(first, end)}; continue with --from-offset {first}"
             ) from error
         done, passed_s = end - replay.first, time.monotonic() - started
         print(f"{done} of {total} ({done / total:.0%}), {done / passed_s:.0f}/s, up to offset {end}", flush=True)
@@ -217,7 +219,8 @@ def publish(spark: SparkSession, replay: Replay, rate: int | None, stop: StopReq
 def job(arguments: argparse.Namespace, stop: StopRequest) -> None:
     """Replays the range, or prints what it would publish."""
     replay = planned(arguments)
-    where = f"offsets {replay.first} to {replay.end} of stream {replay.stream} to {replay.mapping.target_wildcard}"
+    what = offsets_between(replay.first, replay.end)
+    where = f"{what} of stream {replay.stream} to {replay.mapping.target_wildcard}"
     print(f"{where}, ack={replay.sink['ack']}", flush=True)
     if replay.first == replay.end:
         print("the range is empty: nothing to replay")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,7 +88,8 @@ async def stored(connection: Any, name: str, prefix: str = "$JS.API") -> dict[in
             message = (await api(connection, f"STREAM.MSG.GET.{name}", {"seq": seq}, prefix))["message"]
             headers = b64decode(message.get("hdrs", "")).decode()
             data = b64decode(message.get("data", "")).hex()
-            found[seq] = (message["subject"], headers, data, parse_timestamp_us(message["time"]))
+            whole_us = re.sub(r"(\.\d{6})\d+", r"\1", message["time"])  # the rest of the nanoseconds is cut
+            found[seq] = (message["subject"], headers, data, parse_timestamp_us(whole_us))
     return found
 
 

@@ -87,7 +87,7 @@ def test_purge_of_less_than_was_purged_already_removes_nothing(client: NatslogCl
 def test_purge_that_cannot_be_is_refused_and_removes_nothing(
     broker: BrokerProcess, client: NatslogClient, filled: str
 ) -> None:
-    with pytest.raises(OffsetOutOfRange, match="0 to 100"):
+    with pytest.raises(OffsetOutOfRange, match="has offsets 0 to 99"):
         client.purge(filled, 101)
     with pytest.raises(StreamNotFound):
         client.purge("missing")

@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_a_dead_letter_with_its_reason(lake: Lake) -> None:
 
 def test_a_misfit_ends_the_copy_where_it_is_not_a_dead_letter(lake: Lake) -> None:
     lake.publish({"id": 1}, {"id": "x"})
-    with pytest.raises(MalformedPayload, match="offset 1: the message does not fit the table: .*number to string"):
+    with pytest.raises(MalformedPayload, match="offset 1: the message does not fit the table: column id is bigint"):
         lake.copy(on_misfit="fail")
     assert lake.column("_offset") == []
 
@@ -359,7 +359,7 @@ def test_a_filtered_table_needs_its_filter(lake: Lake) -> None:
 
 
 def test_dead_letters_of_a_deleted_stream_are_not_those_of_the_new_one(lake: Lake) -> None:
-    lake.publish(b"old misfit")
+    lake.publish({"id": 1}, b"old misfit")
     lake.copy()
     if lake.format == "delta":
         shutil.rmtree(lake.target.place)

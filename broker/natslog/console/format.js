@@ -37,7 +37,7 @@ export function share(value) {
 }
 
 export function time(iso) {
-  return iso ? iso.replace("T", " ").replace(/(\.\d{3})\d*Z$/, "$1") : UNKNOWN;
+  return iso ? iso.replace("T", " ").replace(/(\.\d{3})\d*Z$/, "$1Z") : UNKNOWN;
 }
 
 // Control characters are shown, so that a message cannot look like another one.

@@ -27,7 +27,7 @@ class Loss:
     remedy: str = "a longer retention (natslog stream edit --max-age) prevents further losses"
 
     def __str__(self) -> str:
-        upto = "and later" if self.end is None else f"to {self.end}"
+        upto = "and later" if self.end is None else f"to {self.end - 1}"
         return f"stream {self.stream!r}: offsets {self.start} {upto} are lost: {self.why}"
 
 
