@@ -166,7 +166,8 @@ class JsonColumns:
 
     def _whole(self, reading: _Reading, part: pa.Table, start: int, end: int) -> pa.Table:
         """The part with the columns of the schema as it is now."""
-        if any(_has_list(one.type) for one in self.schema if one not in part.schema):
+        known = {one.name: one.type for one in part.schema}
+        if any(_has_list(one.type) for one in self.schema if known.get(one.name) != one.type):
             with suppress(_Refused, _Misfits):  # what has no type in it is not always an array
                 _, text, _ = reading.text(start, end)
                 return _converted(self._read(text, self.schema, "ignore", end - start)[0], self.schema)
