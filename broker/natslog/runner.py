@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -50,10 +51,12 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
         port = await server.start()
         config = msgspec.structs.replace(config, http_port=port)
         broker.use_config(config)
-        if await _has_started(broker):
-            release_what_only_the_start_needed()
-            config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
-            await api.start()
+        async with _long_start_logged(broker):
+            if has_started := await _has_started(broker):
+                release_what_only_the_start_needed()
+                config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
+                await api.start()
+        if has_started:
             logger.info(
                 "ready at %s", config.url, extra=event("broker.ready", address=config.url, path=broker.data_path)
             )
@@ -74,7 +77,6 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
 async def _has_started(broker: Broker) -> bool:
     """False if it is to stop before it could start, for example while it waits for other brokers. Raises as `start`."""
     starting, stopping = asyncio.create_task(broker.start()), asyncio.create_task(broker.stopping_soon.wait())
-    watching = asyncio.create_task(_log_long_start(broker))
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -82,13 +84,24 @@ async def _has_started(broker: Broker) -> bool:
         await starting
         return True
     finally:
-        for task in (starting, stopping, watching):
+        for task in (starting, stopping):
             task.cancel()
-        await asyncio.wait({starting, stopping, watching})
+        await asyncio.wait({starting, stopping})
+
+
+@asynccontextmanager
+async def _long_start_logged(broker: Broker) -> AsyncIterator[None]:
+    """Logs what a start that takes long waits for."""
+    logging_it = asyncio.create_task(_log_long_start(broker))
+    try:
+        yield
+    finally:
+        logging_it.cancel()
+        await asyncio.wait({logging_it})
 
 
 async def _log_long_start(broker: Broker) -> None:
-    """What the start of the broker waits for, until it is cancelled."""
+    """Until it is cancelled."""
     begun_s, pause_s = time.monotonic(), _LONG_START_S
     while True:
         await asyncio.sleep(pause_s)

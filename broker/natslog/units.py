@@ -82,3 +82,10 @@ def format_size(size_bytes: int) -> str:
 def offsets_between(start: int, end: int) -> str:
     """The range `[start, end)` in a sentence, with its last offset: `offsets 10 to 14`; `no offsets` if it is empty."""
     return f"offsets {start} to {end - 1}" if start < end else "no offsets"
+
+
+def gap_between(expected: int, found: int) -> str:
+    """What is wrong where offsets do not continue at `expected`, but at `found`."""
+    if found < expected:
+        return f"{offsets_between(found, expected)} are there twice"
+    return f"{offsets_between(expected, found)} are missing"

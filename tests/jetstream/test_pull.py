@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import nats
 import pytest
 
 from tests.jetstream.both import Api, Both, Publish, Step
@@ -158,6 +160,25 @@ def test_acks_of_a_consumer_without_acks_have_no_receiver(both: Both) -> None:
     kinds = [b"", b"+ACK", b"-NAK", b"+TERM", b"+WPI"]
     answers = both.compare([*filled(consumer("C", ack_policy="none")), pull(2), *(Ack(0, kind) for kind in kinds)])
     assert answers[-5:] == ["no answer"] * 5
+
+
+def test_answer_to_an_ack_is_never_a_request(both: Both) -> None:
+    """A subscriber to `$…` sees nothing of natslog, whatever an ack names as its reply subject."""
+
+    async def seen() -> int:
+        connection = await nats.connect(both.urls[1])
+        try:
+            watching = await connection.subscribe("$TEST.reply")
+            for kind in (b"+ACK", b"-NAK", b"+TERM", b"+WPI"):
+                await connection.publish("$JS.ACK.A.C.1.1.1.1.0", kind, reply="$TEST.reply")
+            await connection.request("$JS.API.CONSUMER.INFO.A.C", timeout=30)
+            await asyncio.sleep(0.3)
+            return int(watching.pending_msgs)
+        finally:
+            await connection.close()
+
+    both.answers([*filled(consumer("C", ack_policy="none")), pull(1)])
+    assert asyncio.run(seen()) == 0
 
 
 def test_requests_of_an_empty_stream(both: Both) -> None:

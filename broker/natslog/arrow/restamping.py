@@ -22,7 +22,7 @@ from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.arrow.covered import covered
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.errors import CorruptLog, InvalidRequest
-from natslog.units import offsets_between
+from natslog.units import gap_between, offsets_between
 
 _ERRORS = (
     struct.error,
@@ -51,7 +51,7 @@ def checked_batches(data: Bytes, subjects: Sequence[str]) -> list[tuple[BatchHea
     try:
         for header, message in ipc.split_messages(data, source="the request"):
             if found and header.base_offset != found[-1][0].end_offset:
-                raise InvalidRequest(f"{offsets_between(found[-1][0].end_offset, header.base_offset)} are missing")
+                raise InvalidRequest(gap_between(found[-1][0].end_offset, header.base_offset))
             _check(header, message, subjects)
             found.append((header, message))
     except CorruptLog as error:

@@ -20,7 +20,7 @@ from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.checked_file import sync_folder, write_all
 from natslog.log.sealed import sealing_bytes
 from natslog.log.segment import check_file_header, file_header
-from natslog.units import offsets_between
+from natslog.units import gap_between
 
 _AT_ONCE_BYTES = 8 * 1024 * 1024
 
@@ -115,7 +115,7 @@ def check_batches(folder: Path, manifest: StreamManifest, file: ExportedFile) ->
     at, rows = file.first_offset, 0
     for header, _ in batches_of(folder, manifest, file):
         if header.base_offset != at:
-            raise DamagedExport(f"{folder / file.name}: {offsets_between(at, header.base_offset)} are missing")
+            raise DamagedExport(f"{folder / file.name}: {gap_between(at, header.base_offset)}")
         at, rows = header.end_offset, rows + header.rows
     if (at, rows) != (file.end_offset, file.rows):
         raise DamagedExport(f"{folder / file.name} ends at offset {at} with {rows} messages, which the manifest denies")

@@ -71,11 +71,11 @@ _clients: list[NatslogClient] = []
 
 
 def with_similar_names(error: StreamNotFound) -> StreamNotFound:
-    """The error with the names of streams that may be meant."""
+    """The error with the names of streams that may be meant; unchanged where it is about another server."""
     from difflib import get_close_matches
 
     name = error.facts.get("stream")
-    if not _clients or not isinstance(name, str):
+    if not _clients or not isinstance(name, str) or "server" in error.facts:
         return error
     try:
         names = [str(one["name"]) for one in _clients[-1].streams()]

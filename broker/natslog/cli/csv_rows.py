@@ -27,9 +27,10 @@ from natslog.errors import InvalidRequest
 
 STRING = "STRING"
 _INTEGER = r"[+-]?(?:0|[1-9][0-9]{0,17})"
-_REAL = r"[+-]?(?:(?:0|[1-9][0-9]{0,17})(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?(?:[12]?[0-9])?[0-9])?"
-_DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
-_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]+)?)?(?:Z|[+-][01][0-9](?::?[0-5][0-9])?)?"
+_REAL = r"[+-]?(?:(?:0|[1-9][0-9]{0,17})(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?(?:[12][0-7][0-9]|[0-9]{1,2}))?"
+_DAY = "(?:0[1-9]|[12][0-9])"
+_DATE = rf"[0-9]{{4}}-(?:(?:0[1-9]|1[0-2])-{_DAY}|(?:0[13-9]|1[0-2])-30|(?:0[13578]|1[02])-31)"
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]+)?)?(?:Z|[+-](?:0[0-9]|1[0-7])(?::?[0-5][0-9])?)?"
 _FORMS = {
     "BIGINT": _INTEGER,
     "DOUBLE": _REAL,
@@ -41,8 +42,8 @@ _FORMS = {
 _WIDER = {"INT": "BIGINT", "FLOAT": "DOUBLE"}
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DECLARED = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+(\w+)\s*(\(\s*\d+\s*,\s*\d+\s*\))?\s*(?:,|$)")
-_PLAIN_NAME = re.compile(r"\w+")
-_CHUNK_ROWS = 4000
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CHUNK_ROWS, _CHUNK_CHARS = 4000, 8 * 1024 * 1024
 
 Row = tuple[int, list[str]]
 """The number of its last line, and its cells."""
@@ -68,6 +69,17 @@ def rows_of(lines: Iterable[str], limit_bytes: int) -> Iterator[Row]:
         raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
 
 
+def first_rows(rows: Iterator[Row]) -> list[Row]:
+    """The next ones, in bounded memory."""
+    taken: list[Row] = []
+    size_chars = 0
+    for row in islice(rows, _CHUNK_ROWS):
+        taken.append(row)
+        if (size_chars := size_chars + sum(map(len, row[1]))) >= _CHUNK_CHARS:
+            break
+    return taken
+
+
 def declared_types(text: str) -> dict[str, str]:
     """`"magnitude DOUBLE, depth STRING"`: types by name. Raises InvalidRequest."""
     found, at = {}, 0
@@ -80,7 +92,10 @@ def declared_types(text: str) -> dict[str, str]:
                 f"--types: {text[at:].strip()[:100]!r} is not a list of names and types, as in 'magnitude DOUBLE, code "
                 f"STRING'; the types are {', '.join([STRING, *_FORMS])}"
             )
-        found[match[2] or match[1].replace("``", "`")] = kind
+        name = match[2] or match[1].replace("``", "`")
+        if name in found:
+            raise InvalidRequest(f"--types names the column {name!r} twice")
+        found[name] = kind
         at = match.end()
     return found
 
@@ -101,7 +116,7 @@ def inferred_types(rows: Iterable[Row], names: Sequence[str], declared: dict[str
     open_kinds = {at: list(_FORMS) for at, name in enumerate(names) if name not in declared}
     has_values: set[int] = set()
     rows = iter(rows)
-    while open_kinds and (chunk := [cells for _, cells in islice(rows, _CHUNK_ROWS)]):
+    while open_kinds and (chunk := [cells for _, cells in first_rows(rows)]):
         for at, kinds in list(open_kinds.items()):
             cells = pc.utf8_trim_whitespace(pa.array([row[at] for row in chunk]))
             cells = cells.filter(pc.not_equal(cells, ""))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ import typer
 
 from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of
-from natslog.cli.csv_rows import JsonRows, Row, declared_types, inferred_types, rows_of, shown_types
+from natslog.cli.csv_rows import JsonRows, Row, declared_types, first_rows, inferred_types, rows_of, shown_types
 from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
@@ -79,7 +79,8 @@ def pub(
             "--format",
             help=(
                 "lines: one message per line, without its line end; csv: one JSON object per row, with the types that "
-                "its columns have (numbers, booleans, otherwise text); ndjson: one message per line."
+                "its columns have (numbers, booleans, otherwise text; of a pipe those of its first rows); ndjson: one "
+                "message per line."
             ),
         ),
     ] = "lines",
@@ -399,7 +400,7 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
 
 
 def _csv_records(file: IO[bytes], options: _Csv, limit_bytes: int) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """A row's JSON is never shorter than its line, so that the limit of a message holds for lines, too."""
+    """The limit of a message holds for lines, too: a row's JSON is not shorter, but for blanks and `+`."""
     begin = file.tell() if file.seekable() else None
     rows = rows_of(_text_lines(file, limit_bytes), limit_bytes)
     _, names = next(rows)
@@ -411,7 +412,7 @@ def _csv_records(file: IO[bytes], options: _Csv, limit_bytes: int) -> Iterator[t
         rows = rows_of(_text_lines(file, limit_bytes), limit_bytes)
         next(rows)
     else:
-        first = list(islice(rows, _CHUNK_ROWS))
+        first = first_rows(rows)
         types, rows = inferred_types(first, names, options.declared), chain(first, rows)
     options.types.update(types)
     if not options.is_quiet:

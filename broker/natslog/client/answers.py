@@ -30,7 +30,7 @@ from natslog.arrow.bounds import MOST_ROWS_BYTES
 from natslog.arrow.projection import ProjectedHeader, schema_of, split_projected
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.errors import CorruptAnswer, CorruptLog, Forbidden, NatslogError
-from natslog.units import offsets_between
+from natslog.units import gap_between, offsets_between
 
 _MOST_DIGITS = 19
 _SMALL_BODY_BYTES = 4096
@@ -275,7 +275,7 @@ def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, e
     low, high = max(asked.start, header.base_offset), min(end, header.end_offset)
     if low != covered:
         raise CorruptLog(
-            f"stream {asked.stream!r}: {offsets_between(covered, low)} are missing in the response",
+            f"stream {asked.stream!r}: in the response {gap_between(covered, low)}",
             start=covered,
             end=low,
         )

@@ -122,7 +122,7 @@ class ClusterFacts(msgspec.Struct, kw_only=True):
     overview_problem: str = ""
     has_security: bool | None = None
     brokers: list[BrokerFacts] = []
-    streams: list[dict[str, Any]] = []
+    streams: list[dict[str, Any]] | None = None
     tokens: list[dict[str, Any]] | None = None
 
 

@@ -311,8 +311,9 @@ class JetStreamApi:
             await asyncio.sleep(_PROBE_EVERY_S if self._probed_connection >= 0 else _PROBE_POLL_S)
 
     async def _serve(self, state: JetStreamState) -> None:
-        if state == self._broker.jetstream:
+        if state == self._state == self._broker.jetstream:
             return
+        self._state = None  # until all of it is served
         await self._detach()
         forbidden = self._link.forbidden
         if state in _PREFIXES:

@@ -27,7 +27,7 @@ from natslog.log.recovery import scan_segment
 from natslog.log.removed import from_bytes
 from natslog.log.sealed import read_footer_index, sealing_bytes, split_footer
 from natslog.log.segment import ACTIVE_SUFFIX, SEALED_SUFFIX, check_file_header, header_bytes_of, read_batch
-from natslog.units import offsets_between
+from natslog.units import gap_between
 
 _CHECKED = {  # name: (kind, newest version)
     "broker": ("broker", 3),
@@ -189,7 +189,7 @@ def _check_sealed(path: Path, size_bytes: int) -> FileReport:
         for at in range(len(index)):
             entry = index[at]
             if entry.base_offset != expected:
-                problems.append(f"{offsets_between(expected, entry.base_offset)} are missing")
+                problems.append(gap_between(expected, entry.base_offset))
             expected = entry.end_offset
             try:
                 lengths[entry.position] = header_bytes_of(read_batch(fd, entry, path))

@@ -161,7 +161,9 @@ class JetStreamSource:
     def _refused(self, call: str, problem: _Problem) -> StreamNotFound | MigrationFailed:
         if problem.err_code == _STREAM_NOT_FOUND:
             return StreamNotFound(
-                f"JetStream at {self.link.shown_url} has no stream {self.stream!r}", stream=self.stream
+                f"JetStream at {self.link.shown_url} has no stream {self.stream!r}",
+                stream=self.stream,
+                server=self.link.shown_url,
             )
         return MigrationFailed(
             f"JetStream at {self.link.shown_url} refuses {call}: {problem.description} ({problem.err_code})"

@@ -274,7 +274,9 @@ class _Copying:
                 if gathered.end > self._position.offset and (is_last or self._is_due(gathered)):
                     gathered = self._commit(gathered)
                 elif is_last:
-                    self._check_fit(_MOST_WITHOUT_ROW if self._table.row_count() else 1)
+                    if not stopping.is_set() and self._refused and not self._written:
+                        has_rows = self._retrying.call(self._table, self._table.row_count) > 0
+                        self._check_fit(_MOST_WITHOUT_ROW if has_rows else 1)
                     return
         finally:
             reader.close()

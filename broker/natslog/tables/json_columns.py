@@ -318,7 +318,8 @@ def _parsed(kind: Any, path: str, others: dict[str, Any]) -> Any:
         return pa.struct([pa.field(one.name, _parsed(one.type, f"{path}/{one.name}", others)) for one in kind])
     if types.is_list(kind):
         return pa.list_(pa.field("element", _parsed(kind.value_type, f"{path}/[]", others)))
-    if (other := others.get(path)) is not None:
+    is_exact = types.is_decimal(kind) and kind.precision > _EXACT_DIGITS  # a number would be a double
+    if (other := others.get(path)) is not None and not (is_exact and types.is_floating(other)):
         return pa.int64() if types.is_timestamp(kind) and types.is_floating(other) else other
     if types.is_decimal(kind):
         return pa.float64() if kind.precision <= _EXACT_DIGITS else pa.string()
@@ -399,7 +400,7 @@ def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns, misfits = [], dict[int, str]()
     for at, kind in enumerate(schema):
         parsed = table.column(at).combine_chunks()
-        column, good = with_values(parsed, kind.type)
+        column, good = with_values(parsed, kind.type, in_calendar=True)
         columns.append(column)
         for row in _rows(~good):
             misfits.setdefault(row, f"column {kind.name} is {type_name(kind.type)}, and {_shown(parsed[row])} is not")

@@ -26,6 +26,8 @@ _FIRST_HOUR_OFF = 18
 _NAIVE = pa.timestamp("us")
 _US_PER_S = 1_000_000
 _MOST_SECONDS = (2**63 - 1) // _US_PER_S
+_MOST_US_IN_NS = (2**63 - 1) // 1000
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 
 
 def parsed_type(kind: Any) -> Any:
@@ -43,31 +45,40 @@ def _parsed_field(inner: Any) -> Any:
     return inner.with_type(parsed_type(inner.type))
 
 
-def with_values(array: Any, kind: Any) -> tuple[Any, Any]:
+def with_values(array: Any, kind: Any, *, in_calendar: bool = False) -> tuple[Any, Any]:
     """What was parsed, as an array of `kind`, and a bool per row: whether it has no other values than such.
 
     Args:
         array: not a slice; of `kind` with other types in the place of scalars. Converted are strings to dates,
             timestamps and decimals, numbers to decimals, and int64 to timestamps with a zone.
+        in_calendar: dates and timestamps beyond the years 1 to 9999, which Python and tables do not have, are none.
     """
     types = pa.types
     if array.type == kind or array.null_count == len(array):
         return array if array.type == kind else pa.nulls(len(array), kind), np.ones(len(array), bool)
     assert array.offset == 0, "a parsed array is not a slice"
     if types.is_struct(kind):
-        children = [with_values(array.field(at), one.type) for at, one in enumerate(kind)]
+        children = [with_values(array.field(at), one.type, in_calendar=in_calendar) for at, one in enumerate(kind)]
         made = pa.StructArray.from_arrays([made for made, _ in children], fields=list(kind), mask=array.is_null())
         return made, np.all([good for _, good in children], axis=0)
     if types.is_list(kind):
-        values, good_values = with_values(array.values, kind.value_type)
+        values, good_values = with_values(array.values, kind.value_type, in_calendar=in_calendar)
         good, starts = np.ones(len(array), bool), np.frombuffer(array.buffers()[1], np.int32)[: len(array) + 1]
         good[np.searchsorted(starts, np.flatnonzero(~good_values), side="right") - 1] = False
         return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, children=[values]), good
-    is_text = types.is_string(array.type)
+    made, good = _scalars(array, kind)
+    if in_calendar and (types.is_date32(kind) or types.is_timestamp(kind)):
+        cells = made.cast(pa.date32()).view(pa.int32()).fill_null(0).to_numpy()
+        good = good & (cells >= _FIRST_DAY) & (cells <= _LAST_DAY)
+    return made, good
+
+
+def _scalars(array: Any, kind: Any) -> tuple[Any, Any]:
+    types, is_text = pa.types, pa.types.is_string(array.type)
     if types.is_timestamp(kind) and kind.tz is not None and types.is_int64(array.type):
         seconds = array.fill_null(0).to_numpy()
         good = (seconds >= -_MOST_SECONDS) & (seconds <= _MOST_SECONDS)
-        return _array(np.where(good, seconds, 0) * _US_PER_S, good & _valid(array), kind), good
+        return _array(np.where(good, seconds, 0) * _US_PER_S, good, _valid(array), kind)
     if types.is_decimal128(kind) and (is_text or types.is_floating(array.type)):
         return _parsed(array.cast(pa.string()), kind)
     if is_text and (types.is_date32(kind) or types.is_timestamp(kind)):
@@ -94,15 +105,19 @@ def _parsed(texts: Any, kind: Any) -> tuple[Any, Any]:
         what = NAIVE_TEXT if kind.tz is None else TIMESTAMP_TEXT
     words, good = np.empty(len(texts) * (1 + (what == DECIMAL_TEXT)), np.int64), np.empty(len(texts), bool)
     native.parse_texts(text, edges, what, precision, scale, words, good)
-    valid = _valid(texts)
-    return _array(words.astype(np.int32) if what == DATE_TEXT else words, good & valid, kind), good | ~valid
+    return _array(words.astype(np.int32) if what == DATE_TEXT else words, good, _valid(texts), kind)
 
 
-def _array(cells: Any, valid: Any, kind: Any) -> Any:
-    """Args: cells: of dates, decimals, or timestamps in microseconds, whatever the unit of `kind` is."""
-    stored = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
-    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(stored, len(valid), [bitmap, pa.py_buffer(cells)]).cast(kind)
+def _array(cells: Any, good: Any, valid: Any, kind: Any) -> tuple[Any, Any]:
+    """Args: cells: of dates, decimals, or timestamps in microseconds, whatever their unit is. valid: not null."""
+    stored = kind
+    if pa.types.is_timestamp(kind):
+        stored = pa.timestamp("us", kind.tz)
+        if kind.unit == "ns":
+            good = good & (cells >= -_MOST_US_IN_NS) & (cells <= _MOST_US_IN_NS)
+    bitmap = pa.py_buffer(np.packbits(good & valid, bitorder="little"))
+    made = pa.Array.from_buffers(stored, len(valid), [bitmap, pa.py_buffer(cells)])
+    return made.cast(kind, safe=False), good | ~valid
 
 
 def _timestamps(texts: Any, kind: Any) -> Any | None:
@@ -113,7 +128,7 @@ def _timestamps(texts: Any, kind: Any) -> Any | None:
     is_zulu, has_sign = held[ends - 1] == ord("Z"), np.isin(held[ends - 6], _SIGNS)
     if kind.tz is None or not (is_zulu.any() or has_sign.any()):
         naive = _cast(texts, _NAIVE)
-        return naive if naive is None else naive.cast(pa.timestamp("us", kind.tz)).cast(kind)
+        return naive if naive is None else _cast(naive.view(pa.timestamp("us", kind.tz)), kind)
     hours = (held[ends - 5].astype(np.int64) - 48) * 10 + held[ends - 4] - 48
     is_near = has_sign & (hours < _FIRST_HOUR_OFF)
     return _cast(texts, kind) if (is_zulu | is_near).all() else None

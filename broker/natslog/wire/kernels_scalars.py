@@ -28,6 +28,7 @@ _MAX_MANTISSA, _MAX_MANTISSA_SINGLE = 1 << 53, 1 << 24
 _MAX_POWER, _MAX_POWER_SINGLE = 22, 10
 _MAX_EXPONENT = 100_000
 _US_PER_S, _S_PER_DAY = 1_000_000, 86_400
+_MOST_DAYS = (2**63 - 1) // (_US_PER_S * _S_PER_DAY) - 2  # of a time in microseconds, with any zone
 _MOST_BUT_ONE = (2**63 - 1) // 10
 DATE_TEXT, TIMESTAMP_TEXT, NAIVE_TEXT, DECIMAL_TEXT = 0, 1, 2, 3
 """What `parse_texts` reads; of timestamps with and without a zone."""
@@ -361,6 +362,8 @@ def parse_timestamp(text: Any, start: Word, end: Word, with_zone: bool) -> tuple
     good, days, of_day_s, at, has_seconds = _parse_basic(text, start, end)
     if not good:
         good, days, at = parse_date_part(text, start, end)
+        if days < -_MOST_DAYS or days > _MOST_DAYS:
+            return False, 0
         if not good or at == end:
             return good, days * _S_PER_DAY * _US_PER_S
         if text[at] != 32 and text[at] != 84:

@@ -30,6 +30,8 @@ def inferred(*cells: str) -> str:
         ("STRING", ["NaN"]),
         ("STRING", ["1e999"]),
         ("STRING", ["2024-13-01"]),
+        ("STRING", ["2024-04-31"]),
+        ("STRING", ["2024-01-01T00:00+19:00"]),
         ("STRING", ["2024-01-31T25:00"]),
         ("STRING", ["1\n2"]),
         ("STRING", ["", ""]),
@@ -75,9 +77,11 @@ def test_types_are_read_as_they_are_shown() -> None:
     assert declared_types("") == {}
 
 
-@pytest.mark.parametrize("text", ["x", "x INTERVAL", "x BIGINT y DOUBLE", ", x BIGINT", "x BIGINT(", "`x BIGINT"])
+@pytest.mark.parametrize(
+    "text", ["x", "x INTERVAL", "x BIGINT y DOUBLE", ", x BIGINT", "x BIGINT(", "`x BIGINT", "x INT, x DOUBLE"]
+)
 def test_types_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="is not a list of names and types"):
+    with pytest.raises(InvalidRequest, match="is not a list of names and types|twice"):
         declared_types(text)
 
 

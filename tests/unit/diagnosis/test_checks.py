@@ -318,6 +318,13 @@ def test_nothing_is_missing_where_all_is_there() -> None:
     assert {check.find for check in PRODUCTION} == {case[0] for case in MISSING} | {production.backups}
 
 
+def test_what_could_not_be_listed_is_not_checked() -> None:
+    report = diagnose(replace(HEALTHY, cluster=but(READY, streams=None, tokens=None)), for_production=True)
+    states = {one.check: one.state for one in report.outcomes}
+    names = ("production.replicas", "production.retention", "production.tokens")
+    assert [states[name] for name in names] == ["not checked"] * 3
+
+
 def test_connection_to_nats_without_tls_is_missing() -> None:
     config = BrokerConfig(data_dir="/d", nats_url="nats://127.0.0.1:4222,nats://n2:4222")
     found = [one.found for one in production.tls(READY, replace(HEALTHY, config=config))]

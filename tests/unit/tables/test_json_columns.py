@@ -290,3 +290,29 @@ def test_empty_arrays_before_the_first_with_a_value_stay_empty(monkeypatch: pyte
     payloads = [b'{"a":[]}', b'{"s":{"l":[]}}', b"oops", b'{"a":null}', b'{"a":["x"]}', b'{"s":{"l":[1]}}', b'{"a":[]}']
     found = [(row["a"], row["s"] and row["s"]["l"]) for row in rows(read(reader(), *payloads))]
     assert found == [([], None), (None, []), (None, None), (["x"], None), (None, [1]), ([], None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (TIME, b'{"x":1704103200000}'),
+        (TIME, b'{"x":"+12345-01-01T00:00:00Z"}'),
+        (TIME, b'{"x":"0000-12-31T23:59:59Z"}'),
+        (TIME, b'{"x":"400000-01-01T00:00:00Z"}'),
+        (TIME, b'{"x":"-292275-01-01T00:00:00Z"}'),
+        (pa.date32(), b'{"x":"+12345-01-01"}'),
+        (pa.timestamp("ns", tz="UTC"), b'{"x":"2500-01-01T00:00:00Z"}'),
+        (pa.timestamp("ns", tz="UTC"), b'{"x":"2500-01-01T00:00:00.1234567Z"}'),
+        (pa.decimal128(20, 2), b'{"x":12345678901234567.89}'),
+    ],
+)
+def test_values_that_a_table_does_not_have_are_misfits(kind: Any, payload: bytes) -> None:
+    """Milliseconds as a time, years that Python and Iceberg do not have, and digits that a double loses."""
+    found = read(reader({"x": kind}), b'{"x":null}', payload)
+    assert list(found.misfits) == [1]
+    assert rows(found) == [{"x": None}]
+
+
+def test_decimals_of_many_digits_are_exact_as_texts() -> None:
+    found = read(reader({"x": pa.decimal128(20, 2)}), b'{"x":"12345678901234567.89"}')
+    assert rows(found) == [{"x": Decimal("12345678901234567.89")}]

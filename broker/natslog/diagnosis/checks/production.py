@@ -16,6 +16,7 @@ _MOST_NAMES = 5
 _SOON_S = 14 * 86400
 _LEAST_SCRAPES = 10
 _ROOT_SHARE = 0.2  # of the file system that is free
+_NOT_LISTED = "streams were not listed: give a token that may see all of them"
 _LIMITS = ("max_age", "max_bytes", "max_messages", "max_messages_per_subject", "ttl")
 
 
@@ -37,6 +38,8 @@ def brokers(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
 
 
 def replicas(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
+    if facts.streams is None:
+        yield not_checked("production.replicas", _NOT_LISTED)
     streams = _streams(facts)
     few = [one["name"] for one in streams if one["replicas"] < _REPLICAS]
     alone = [one["name"] for one in streams if one["replicas"] >= _REPLICAS and one["min_isr"] < 2]
@@ -59,6 +62,8 @@ def replicas(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
 
 
 def retention(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
+    if facts.streams is None:
+        yield not_checked("production.retention", _NOT_LISTED)
     streams = _streams(facts)
     unlimited = [one["name"] for one in streams if not any(one.get(limit) for limit in _LIMITS)]
     if unlimited:
@@ -160,12 +165,15 @@ def alerts(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
             "since they were started",
             "Let Prometheus scrape them, with the rules of deploy/prometheus/alerts.yml (docs/OPERATIONS.md, Alerts).",
         )
-    elif any(one.scrapes is not None for one in facts.brokers):
+    seen = [one for one in facts.brokers if one.scrapes is not None]
+    if len(seen) < len(facts.cluster.get("brokers", [])):
+        yield not_checked("production.alerts", f"the metrics of {len(seen)} brokers were read, which are not all")
+    elif seen and not unwatched:
         yield ok("production.alerts", "the metrics of all brokers are requested; whether alerts are sent is not known")
 
 
 def _streams(facts: ClusterFacts) -> list[dict[str, Any]]:
-    return [one for one in facts.streams if not str(one["name"]).startswith("__")]
+    return [one for one in facts.streams or () if not str(one["name"]).startswith("__")]
 
 
 def _shown(names: Sequence[object]) -> str:

@@ -199,7 +199,7 @@ class ServedConsumer:
         if self.machine.config.ack_policy == "none":
             rows = frames.rows[start:end]
             replied = rows[rows[:, REPLY_LEN] > 0].tolist() if replies else []
-            self.send([status(_text(frames, row[REPLY], row[REPLY_LEN]), _NO_RECEIVER) for row in replied])
+            self._state_no_receiver([_text(frames, row[REPLY], row[REPLY_LEN]) for row in replied])
             return
         if self.machine.config.sample_freq:
             self._sample(acks[start:end], now_us)
@@ -208,6 +208,10 @@ class ServedConsumer:
             rows = frames.rows[start:end]
             for row in rows[(rows[:, REPLY_LEN] > 0) & np.broadcast_to(answered, end - start)].tolist():
                 self._owner.answer_when_stored(self, _text(frames, row[REPLY], row[REPLY_LEN]))
+
+    def _state_no_receiver(self, replies: list[str]) -> None:
+        """Of acks to a consumer without acks. Never to a subject that begins with `$`: it could be a request."""
+        self.send([status(reply, _NO_RECEIVER) for reply in replies if reply and not reply.startswith("$")])
 
     def _sample(self, acks: Longs, now_us: int) -> None:
         for kind, times, seq, delivered_as in acks.tolist():
@@ -227,7 +231,7 @@ class ServedConsumer:
             return
         machine, is_known = self.machine, True
         if machine.config.ack_policy == "none":
-            self.send([status(reply, _NO_RECEIVER)] if reply else [])
+            self._state_no_receiver([reply])
             return
         if kind == NAK:
             if machine.nak(seq, delivered_as, delay_us_of(payload[len(_NAK) :], self.name), now_us):

@@ -31,11 +31,13 @@ def problem_of(error: BaseException, within_s: float) -> str:
         case aiohttp.ClientResponseError():
             return f"the answer has status {error.status} {error.message}".strip()
         case _:
-            return f"the connection failed: {error or 'it was closed'}"
+            return f"the connection failed: {str(error) or 'it was closed'}"
 
 
 def _reason(error: OSError) -> str:
     """One reason, also of an error that has one for each address of the host."""
+    if error.errno is not None and error.errno > 0:  # asyncio's `strerror` is a text of its own
+        return os.strerror(error.errno)
     if error.strerror:
         return error.strerror
     numbers = [int(number) for number in _NUMBER.findall(str(error))]
