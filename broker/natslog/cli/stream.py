@@ -271,7 +271,7 @@ def info(
     if scrub is not None:  # of the leader
         body |= {"scrubbed_at": scrub["scrubbed_at"], "scrub_progress": scrub["scrub_progress"]}
         if lost := scrub.get("lost"):
-            body["lost_offsets"] = ", ".join(f"{one['start']} to {one['end']}" for one in lost)
+            body["lost_offsets"] = _ranges(lost)
     if (compressed := body.pop("compressed", None)) is not None:
         stored, whole = format_size(compressed["bytes"]), format_size(compressed["uncompressed_bytes"])
         body["compressed"] = f"{whole} in {stored}, ratio {compressed['ratio']:.2f}"
@@ -454,7 +454,7 @@ def _scrub_row(replica: dict[str, Any]) -> list[Any]:
         replica["broker"],
         replica["scrubbed_at"] or "never",
         "" if progress is None else f"{progress:.0%}",
-        ", ".join(f"{one['start']} to {one['end']}" for one in damaged) or "none",
+        _ranges(damaged) or "none",
         replica.get("problem", {}).get("message", ""),
     ]
 
@@ -544,3 +544,8 @@ def remove(
         confirm(f"Delete {described}?", or_else=f"{described} was not deleted")
     client.delete_stream(name)
     print_json({"deleted": name, "messages": messages}) if as_json else out.print(f"stream {name} was deleted")
+
+
+def _ranges(found: list[dict[str, int]]) -> str:
+    """Offsets `[start, end)` with their last one; an empty range is the frame of a file."""
+    return ", ".join(f"{one['start']} to {max(one['start'], one['end'] - 1)}" for one in found)
