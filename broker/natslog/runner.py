@@ -105,13 +105,14 @@ async def _log_long_start(broker: Broker) -> None:
     begun_s, pause_s = time.monotonic(), _LONG_START_S
     while True:
         await asyncio.sleep(pause_s)
-        reason, pause_s = broker.not_ready_because(), _AGAIN_S
-        logger.warning(
-            "not ready after %.0f s: %s",
-            time.monotonic() - begun_s,
-            reason,
-            extra=event("broker.start_takes_long", reason=reason),
-        )
+        pause_s = _AGAIN_S
+        if (reason := broker.not_ready_because()) is not None:
+            logger.warning(
+                "not ready after %.0f s: %s",
+                time.monotonic() - begun_s,
+                reason,
+                extra=event("broker.start_takes_long", reason=reason),
+            )
 
 
 def _stop_on_signals(broker: Broker) -> None:

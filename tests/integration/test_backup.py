@@ -684,6 +684,25 @@ def test_whole_cluster_is_exported_and_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_import_into_too_few_brokers_creates_nothing_and_names_the_option(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "three") as cluster:
+        there = NatslogClient([one.url for one in cluster.brokers])
+        there.create_stream("alone", "alone.>")
+        there.create_stream("everywhere", "everywhere.>", replicas=3)
+        publish_acked(cluster.nats.url, "everywhere.x", [b"1"])
+        natslog("export", "--all", str(tmp_path / "x"), url=cluster.brokers[0].url)
+    with running(tmp_path / "one") as (_, broker), broker.client() as client:
+        refused = natslog("import", str(tmp_path / "x"), "--all", url=broker.url, check=False)
+        text = refused.stderr.replace("\n", " ")
+        assert refused.returncode == 1
+        assert "everywhere has 3" in text
+        assert "--replicas 1. Nothing was imported" in text
+        assert [one["name"] for one in client.streams()] == []
+        natslog("import", str(tmp_path / "x"), "--all", "--replicas", "1", url=broker.url)
+        assert all_values(client, "everywhere") == [b"1"]
+
+
+@pytest.mark.long
 def test_access_rules_are_exported_and_restored(tmp_path: Path) -> None:
     """Programs use the tokens that they have; what exists in the other cluster stays."""
     secured = {"NATSLOG_SECURITY": "true"}

@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from natslog.cli.main import application
-from natslog.diagnosis.doctor import CHECKS
+from natslog.diagnosis.doctor import CHECKS, PRODUCTION
 from natslog.nats_server import NatsServer
 from tests import nats_login
 from tests.cluster_harness import running_cluster
@@ -94,6 +94,20 @@ def test_healthy_broker_has_no_problem_and_is_not_disturbed(broker: BrokerProces
     assert found["nats.version"][0]["facts"]["version"].startswith("2.")
     assert {path for path in broker.folder.rglob("*") if "raft" not in path.parts} == before
     assert publish_acked(broker.nats_url, f"{filled}.x", [b"after"])[0]["offset"] == 100
+
+
+def test_what_production_lacks_is_named_with_its_command(broker: BrokerProcess, filled: str) -> None:
+    code, found = diagnosed("--production", *settings_of(broker))
+    assert code == 0, "what is missing is a warning"
+    assert {check.name for check in PRODUCTION} <= set(found)
+    missing = {name: one[0]["remedy"] for name, one in found.items() if one[0]["state"] == "warning"}
+    assert "natslog server --seeds" in missing["production.brokers"]
+    assert "natslog stream edit" in missing["production.replicas"]
+    assert "natslog stream edit" in missing["production.retention"]
+    assert "natslog token create" in missing["production.tokens"]
+    assert states(found, "production.backups") == ["not checked"]
+    assert "natslog export --all" in found["production.backups"][0]["found"]
+    assert not set(diagnosed(*settings_of(broker))[1]) & {check.name for check in PRODUCTION}
 
 
 @pytest.mark.long

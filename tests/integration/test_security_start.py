@@ -340,3 +340,11 @@ def test_the_audit_file_is_written_privately_and_may_be_moved_away(tmp_path: Pat
         (event,) = [json.loads(line) for line in file.read_text().splitlines()]
         assert (event["event"], event["status"], event["code"]) == ("refused", 401, "unauthorized")
         assert "natslog.audit" not in broker.output()
+
+
+def test_waiting_for_a_healthy_cluster_ends_where_no_token_is_given(secured: BrokerProcess) -> None:
+    """Waiting would not change that; the sentence is printed once."""
+    done = natslog("cluster", "status", "--wait", "60", url=secured.url, check=False)
+    assert done.returncode == 1
+    assert "waiting" not in done.stderr
+    assert done.stderr.count("requires credentials") == 1
