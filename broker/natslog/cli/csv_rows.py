@@ -40,6 +40,12 @@ _FORMS = {
 }
 """By type, the first that fits is taken: what a cell looks like, without blanks around it."""
 _WIDER = {"INT": "BIGINT", "FLOAT": "DOUBLE"}
+_JSON_FORMS = {
+    "BIGINT": re.compile(r"-?(?:0|[1-9][0-9]{0,17})").fullmatch,
+    "DOUBLE": re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?(?:[eE][+-]?(?:[12][0-7][0-9]|[0-9]{1,2}))?").fullmatch,
+    "BOOLEAN": re.compile("true|false").fullmatch,
+}
+"""Matchers of cells that are their own JSON."""
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DECLARED = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+(\w+)\s*(\(\s*\d+\s*,\s*\d+\s*\))?\s*(?:,|$)")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -69,8 +75,8 @@ def rows_of(lines: Iterable[str], limit_bytes: int) -> Iterator[Row]:
         raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
 
 
-def first_rows(rows: Iterator[Row]) -> list[Row]:
-    """The next ones, in bounded memory."""
+def next_chunk(rows: Iterator[Row]) -> list[Row]:
+    """The next rows, in bounded memory; none at the end."""
     taken: list[Row] = []
     size_chars = 0
     for row in islice(rows, _CHUNK_ROWS):
@@ -116,7 +122,7 @@ def inferred_types(rows: Iterable[Row], names: Sequence[str], declared: dict[str
     open_kinds = {at: list(_FORMS) for at, name in enumerate(names) if name not in declared}
     has_values: set[int] = set()
     rows = iter(rows)
-    while open_kinds and (chunk := [cells for _, cells in first_rows(rows)]):
+    while open_kinds and (chunk := [cells for _, cells in next_chunk(rows)]):
         for at, kinds in list(open_kinds.items()):
             cells = pc.utf8_trim_whitespace(pa.array([row[at] for row in chunk]))
             cells = cells.filter(pc.not_equal(cells, ""))
@@ -137,34 +143,39 @@ def _whole(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """`begin`: of its member in JSON."""
+    """`is_json`: matches a cell that is its own JSON; None if none is."""
 
     name: str
     kind: str
-    begin: str
+    is_json: Callable[[str], object] | None
     encode: Callable[[str], str | None]
 
 
 class JsonRows:
-    """Encodes rows as JSON objects. Args: types: of all columns, in their order."""
+    """Encodes rows as JSON objects, a column at a time. Args: types: of all columns, in their order."""
 
     def __init__(self, types: dict[str, str]) -> None:
-        self._columns = [
-            _Column(name, kind, ("{" if at == 0 else ",") + encode_basestring(name) + ":", _encoder(kind))
-            for at, (name, kind) in enumerate(types.items())
-        ]
+        self._columns = [_Column(name, kind, _JSON_FORMS.get(kind), _encoder(kind)) for name, kind in types.items()]
+        members = (encode_basestring(name).replace("%", "%%") + ":%s" for name in types)
+        self._object = "{" + ",".join(members) + "}"
 
-    def encode(self, number: int, cells: Sequence[str]) -> bytes:
+    def encode(self, rows: Sequence[Row]) -> list[bytes]:
         """Raises InvalidRequest: a cell does not have the type of its column."""
-        parts: list[str] = []
-        for column, cell in zip(self._columns, cells, strict=True):
-            if (value := column.encode(cell)) is None:
-                raise InvalidRequest(
-                    f"line {number}: field {column.name!r} is {cell[:100]!r}, which is no {column.kind}: give another "
-                    f"type, --types {shown_types({column.name: STRING})!r}, or --strings"
-                )
-            parts += (column.begin, value)
-        return ("".join(parts) + "}").encode()
+        columns = zip(self._columns, zip(*(cells for _, cells in rows), strict=True), strict=True)
+        shown = [self._shown(column, cells, rows) for column, cells in columns]
+        return [(self._object % row).encode() for row in zip(*shown, strict=True)]
+
+    def _shown(self, column: _Column, cells: Sequence[str], rows: Sequence[Row]) -> Sequence[str | None]:
+        if column.is_json is not None and all(map(column.is_json, cells)):
+            return cells
+        values = list(map(column.encode, cells))
+        if None in values:
+            at = values.index(None)
+            raise InvalidRequest(
+                f"line {rows[at][0]}: field {column.name!r} is {cells[at][:100]!r}, which is no {column.kind}: give "
+                f"another type, --types {shown_types({column.name: STRING})!r}, or --strings"
+            )
+        return values
 
 
 def _encoder(kind: str) -> Callable[[str], str | None]:

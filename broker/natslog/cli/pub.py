@@ -21,7 +21,7 @@ import typer
 
 from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of
-from natslog.cli.csv_rows import JsonRows, Row, declared_types, first_rows, inferred_types, rows_of, shown_types
+from natslog.cli.csv_rows import JsonRows, Row, declared_types, inferred_types, next_chunk, rows_of, shown_types
 from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
@@ -412,14 +412,15 @@ def _csv_records(file: IO[bytes], options: _Csv, limit_bytes: int) -> Iterator[t
         rows = rows_of(_text_lines(file, limit_bytes), limit_bytes)
         next(rows)
     else:
-        first = first_rows(rows)
+        first = next_chunk(rows)
         types, rows = inferred_types(first, names, options.declared), chain(first, rows)
     options.types.update(types)
     if not options.is_quiet:
         err.print(f"types: {shown_types(types)}", markup=False, highlight=False, soft_wrap=True)
-    encode = JsonRows(types).encode
-    for number, cells in rows:
-        yield number, encode(number, cells), dict(zip(names, cells, strict=True))
+    objects = JsonRows(types)
+    while chunk := next_chunk(rows):
+        for (number, cells), value in zip(chunk, objects.encode(chunk), strict=True):
+            yield number, value, dict(zip(names, cells, strict=True))
 
 
 def _with_progress(rows: Iterator[Row], file: IO[bytes], show: _Show) -> Iterator[Row]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from natslog.wire import native
 from natslog.wire.envelope import OPENING_ARRAY
 from natslog.wire.frames import Frames
-from natslog.wire.layout import HEADER_LEN, PAYLOAD, REPLY, REPLY_LEN
+from natslog.wire.layout import HEADER_LEN, PAYLOAD
 
 EXPECTED_PREFIX = "Nats-Expected-"
 EXPECTED_STREAM = "Nats-Expected-Stream"
@@ -33,7 +33,7 @@ KNOWN_EXPECTATIONS = {EXPECTED_STREAM, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE, LAS
 _PREFIXES = tuple(np.frombuffer(name.encode(), np.uint8) for name in (EXPECTED_PREFIX, f"{TTL}:", f"{ROLLUP}:"))
 _FEATURES = tuple(np.frombuffer(name, np.uint8) for name in (b"Nats-Batch-Id:", b"Nats-Schedule:", b"Nats-Incr:"))
 _DEMAND = re.compile(rb"\n(Nats-(?:Expected-[^:\r\n]*|TTL|Rollup)):([^\r\n]*)")
-_FAST_BATCH = b".$FI"
+_FAST_BATCH = np.frombuffer(b".$FI", np.uint8)
 _NEVER = -1
 
 Marks = npt.NDArray[np.bool_]
@@ -79,13 +79,8 @@ def marked_features(frames: Frames) -> list[Marks]:
 
 def are_of_fast_batches(frames: Frames) -> Marks:
     """Which frames belong to a fast batch of JetStream: their reply subject ends with `.$FI`."""
-    rows = frames.rows
-    marks = rows[:, REPLY_LEN] >= len(_FAST_BATCH)
-    ends = rows[:, REPLY] + rows[:, REPLY_LEN]
-    for back, byte in enumerate(reversed(_FAST_BATCH), 1):
-        if not marks.any():
-            break
-        marks[marks] = frames.buffer[ends[marks] - back] == byte
+    marks = np.zeros(len(frames.rows), np.bool_)
+    native.mark_reply_ends(frames.buffer, frames.rows, _FAST_BATCH, marks)
     return marks
 
 

@@ -101,6 +101,18 @@ def is_of_delivery(buffer: Any, start: int, length: int) -> bool:
 
 
 @compiled
+def mark_reply_ends(buffer: Any, frames: Any, suffix: Any, marks: Any) -> int:
+    """Marks the frames whose reply subject ends with `suffix`; returns how many there are."""
+    count = 0
+    for index in range(frames.shape[0]):
+        end = frames[index, 5] + frames[index, 6]
+        start = end - suffix.shape[0]
+        marks[index] = start >= frames[index, 5] and equals(buffer, start, end, suffix)
+        count += marks[index]
+    return count
+
+
+@compiled
 def mark_deliveries(buffer: Any, frames: Any, marks: Any) -> int:
     """Marks the frames that a JetStream consumer delivers: no client can publish with such a reply subject.
 

@@ -53,8 +53,7 @@ def survey_plain(
     """Whether all frames are plain: no headers; a payload that has at most `most_bytes` and does not begin as an
     envelope; an ASCII subject that can be stored as it is; no reply subject, or one that begins with one of the
     prefixes, is neither that of a delivery nor of a fast batch (`.$FI` at its end), and gets an ack of its own (see
-    `stored_acks`). With `omits_internal`, no
-    subject begins with `$` or one of the prefixes.
+    `stored_acks`). With `omits_internal`, no subject begins with `$` or one of the prefixes.
 
     Returns:
         How many bytes the frames have; 0 where one is not plain.

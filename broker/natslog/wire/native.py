@@ -174,6 +174,7 @@ mark_header_prefixes = Kernel(_kernels, "mark_header_prefixes", BYTES, FRAMES, B
 keep_replies = Kernel(_acks, "keep_replies", BYTES, FRAMES.out, BYTES, LONGS)
 no_replies = Kernel(_acks, "no_replies", FRAMES.out)
 replies_from_header = Kernel(_acks, "replies_from_header", BYTES, FRAMES.out, BYTES)
+mark_reply_ends = Kernel(_acks, "mark_reply_ends", BYTES, FRAMES, BYTES, MARKS.out, results=1)
 mark_deliveries = Kernel(_acks, "mark_deliveries", BYTES, FRAMES, MARKS.out, results=1)
 mark_internal = Kernel(_acks, "mark_internal", BYTES, FRAMES, BYTES, LONGS, MARKS.out)
 hash_ids = Kernel(_ids, "hash_ids", BYTES, LONGS, LONGS, HASHES.out)

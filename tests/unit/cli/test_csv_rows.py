@@ -52,22 +52,23 @@ def test_a_type_is_that_of_all_rows_and_not_only_of_the_first() -> None:
     [("+5", "5"), (".5", "0.5"), ("-.5", "-0.5"), ("1.", "1.0"), ("+1.e5", "1.0e5"), ("1.50", "1.50"), (" 7 ", "7")],
 )
 def test_numbers_keep_their_digits_in_json(cell: str, number: str) -> None:
-    encoded = JsonRows({"a": "DOUBLE"}).encode(2, [cell])
+    (encoded,) = JsonRows({"a": "DOUBLE"}).encode([(2, [cell])])
     assert encoded == b'{"a":%b}' % number.encode()
     assert json.loads(encoded)["a"] == float(cell)
 
 
 def test_cells_of_each_type_in_json() -> None:
     kinds = ["STRING", "BIGINT", "BOOLEAN", "DATE", "TIMESTAMP", "BIGINT", "STRING"]
-    types = dict(zip(['a"b', "n", "o", "d", "t", "e", "s"], kinds, strict=True))
+    types = dict(zip(['a"%s', "n", "o", "d", "t", "e", "s"], kinds, strict=True))
     cells = ['say "hü"\n', "12", "TRUE", "2024-01-31", "2024-01-31 10:00", "", ""]
     expected = ['say "hü"\n', 12, True, "2024-01-31", "2024-01-31 10:00", None, ""]
-    assert json.loads(JsonRows(types).encode(2, cells)) == dict(zip(types, expected, strict=True))
+    (encoded,) = JsonRows(types).encode([(2, cells)])
+    assert json.loads(encoded) == dict(zip(types, expected, strict=True))
 
 
 def test_a_cell_that_is_not_of_its_type_is_named() -> None:
     with pytest.raises(InvalidRequest, match="line 9: field 'n' is 'x', which is no BIGINT: give another type"):
-        JsonRows({"n": "BIGINT"}).encode(9, ["x"])
+        JsonRows({"n": "BIGINT"}).encode([(8, ["1"]), (9, ["x"]), (10, ["y"])])
 
 
 def test_types_are_read_as_they_are_shown() -> None:
