@@ -18,6 +18,7 @@ import logging
 import re
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import Any, Literal
@@ -57,14 +58,14 @@ def one_line(text: str) -> str:
 
 
 class TextLines(logging.Formatter):
-    """As text for people, with local time."""
+    """As text for people, with local time and its distance from UTC."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
-        record.asctime = self.formatTime(record)
+        record.asctime = self.formatTime(record) + time.strftime("%z", time.localtime(record.created))
         line = one_line(self.formatMessage(record))
         if (request_id := _request_id_of(record)) and record.name != AUDIT_LOGGER:  # whose JSON has it
             line += f" (request {request_id})"

@@ -80,6 +80,19 @@ def test_dead_letters_are_grouped_and_sent_again(tab: Tab, cluster: Cluster, let
     tab.problems.clear()  # the refused request
 
 
+def test_streams_whose_newest_message_is_a_dead_letter_are_offered(tab: Tab, cluster: Cluster, letters: str) -> None:
+    client = cluster.client()
+    client.create_stream("failed", "failed")
+    publish_with(cluster, "failed", (b"x", {"Natslog-Error": "too large", "Natslog-Subject": "target.a"}))
+    tab.open("letters")
+    settled(tab, "Dead letters")
+    offered = tab.page.locator("p.tools", has_text="Streams with dead letters").get_by_role("button")
+    expect(offered).to_have_text(["failed"])  # the newest message of the other one is none
+    offered.click()
+    expect(tab.page.get_by_text("1 dead letters up to offset 1 of 1.")).to_be_visible()
+    client.delete_stream("failed")
+
+
 @pytest.mark.long
 def test_sending_dead_letters_is_stopped_and_continued(tab: Tab, cluster: Cluster, letters: str) -> None:
     client, count = cluster.client(), 250
@@ -180,6 +193,11 @@ def test_a_consumer_that_has_stopped_is_named(tab: Tab, cluster: Cluster) -> Non
     settled(tab, "Consumers")
     expect(tab.page.locator("p.failure")).to_contain_text("late")
     expect(tab.page.get_by_role("row", name="late")).to_contain_text("stopped for")
+    tab.open("overview")
+    settled(tab, "Overview")
+    found = tab.page.locator(".findings li", has_text="consumer_stopped")
+    expect(found).to_contain_text("late on shop0", timeout=1000 * (2 * LAG_EVERY_S + 60))
+    expect(tab.page.get_by_text("Healthy:")).to_have_count(0)
     cluster.client().delete_cursor("late", "shop0")
 
 

@@ -133,9 +133,80 @@ def test_the_page_says_that_its_broker_is_gone_and_goes_on_when_it_is_back(brows
         expect(page.get_by_text("Healthy: 3 of 3 brokers")).to_be_visible(timeout=30_000)
         broker.kill()
         expect(page.get_by_text("The connection to the broker was lost")).to_be_visible()
+        others = [page.get_by_role("link", name=f"broker {number}") for number in (1, 3)]
+        assert [one.get_attribute("href") for one in others] == [
+            f"{cluster.brokers[at].url}/#/overview" for at in (0, 2)
+        ]
         broker.spawn()
         expect(page.get_by_text("The connection to the broker was lost")).to_have_count(0, timeout=60_000)
         expect(page.get_by_text("Healthy: 3 of 3 brokers")).to_be_visible(timeout=60_000)
+
+
+LONG = "a-stream-with-a-name-that-is-" + "much-longer-than-usual-" * 4
+
+
+def test_nothing_is_cut_off_where_names_are_long(tab: Tab, cluster: Cluster) -> None:
+    """On a desktop no table is wider than the page; on a telephone each row is a list of named values, and the
+    navigation takes two lines.
+    """
+    client = cluster.client()
+    client.create_stream(LONG, "long.>", replicas=3)
+    client.set_cursor(LONG, LONG, 0)
+    publish(cluster, "long.a", [b"x"])
+    for width in (1440, 390):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        for place in ("streams", "consumers", "activity", f"streams/{LONG}?part=files"):
+            tab.open(place)
+            settled(tab, PLACES.get(place, LONG))
+            expect(tab.page.locator("tbody tr").first).to_be_visible()
+            sizes = "[...document.querySelectorAll('.scroll')].map((one) => [one.scrollWidth, one.clientWidth])"
+            assert [size for size in tab.page.evaluate(sizes) if size[0] > size[1]] == [], (width, place)
+    assert tab.page.evaluate("document.querySelector('header').clientHeight") < 100
+    cell = tab.page.locator("tbody td").nth(1)
+    assert cell.evaluate("(one) => getComputedStyle(one, '::before').content") == '"In sync"'
+    client.delete_stream(LONG)
+
+
+def test_axes_of_plots_repeat_no_time_and_have_whole_sizes(tab: Tab) -> None:
+    tab.page.add_init_script("""
+        window.texts = [];
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+          window.texts.push([this.canvas, text]);
+          return write.call(this, text, ...place);
+        };
+    """)
+    tab.open("overview")
+    settled(tab, "Overview")
+    expect(tab.page.locator("figure canvas")).to_have_count(4)
+    texts = tab.page.evaluate("window.texts.map(([of, text]) => [of.closest('figure')?.innerText ?? '', text])")
+    of_disk = [text for title, text in texts if title.startswith("Free disk")]
+    times = [text for text in of_disk if text.endswith("Z")]
+    assert len(times) > 1
+    assert len(set(times)) == len(times)
+    sizes = [text for text in of_disk if text.endswith("B")]
+    assert len(sizes) > 1
+    assert all(re.fullmatch(r"\d+ [KMGT]?i?B", text) for text in sizes), sizes
+
+
+def test_buckets_are_marked_and_streams_show_their_subjects(tab: Tab, cluster: Cluster) -> None:
+    client = cluster.client()
+    client.create_stream("KV_settings", "$KV.settings.>")
+    client.create_stream("wide", ["a.1", "a.2", "a.3", "a.4", "a.5"])
+    tab.open("streams")
+    settled(tab, "Streams")
+    expect(tab.page.get_by_role("row", name="KV_settings")).to_contain_text("key-value bucket")
+    expect(tab.page.get_by_role("row", name="wide")).to_contain_text("a.1, a.2, a.3, …")
+    for name in ("KV_settings", "wide"):
+        client.delete_stream(name)
+
+
+def test_the_newest_messages_are_listed_from_the_newest_on(tab: Tab) -> None:
+    tab.open("streams/shop0")
+    settled(tab, "shop0")
+    messages = tab.page.locator(".message")
+    expect(messages.first).to_contain_text('"order": 199')
+    expect(messages.last).to_contain_text('"order": 150')
 
 
 def test_streams_are_searched_sorted_and_created(tab: Tab, cluster: Cluster) -> None:
@@ -153,7 +224,7 @@ def test_streams_are_searched_sorted_and_created(tab: Tab, cluster: Cluster) -> 
     tab.page.get_by_text("Create a stream").click()
     tab.page.get_by_label("Name", exact=True).fill("made here")
     tab.page.get_by_label("Subject", exact=True).fill("made.>")
-    tab.page.get_by_label("Kept for").fill("7d")
+    tab.page.get_by_label("Max age").fill("7d")
     expect(tab.page.locator(".create code")).to_have_text(
         "natslog stream create 'made here' --subject 'made.>' --max-age 7d"
     )
@@ -294,6 +365,16 @@ def test_unknown_places_say_so(tab: Tab) -> None:
     settled(tab, "none")
     expect(tab.page.get_by_role("alert")).to_contain_text("none")
     tab.problems.clear()  # the refused request
+
+
+def test_texts_do_not_run_together() -> None:
+    """A line break before or after an element is no space: a template states one as ${" "}."""
+    folder = Path(__file__).parents[2] / "broker" / "natslog" / "console"
+    element = r"<(?:code|strong|a|button|span|time)\b"
+    for module in [*folder.glob("*.js"), *folder.glob("pages/*.js")]:
+        found = re.findall(rf"\n[^\n/]*[A-Za-z0-9.,:]\n +{element}[^\n]*", module.read_text())
+        found += re.findall(r"</(?:code|strong|a|button|span)>\n +[A-Za-z(][a-z]* [^=\n]*", module.read_text())
+        assert not found, f"{module.name}: {found}"
 
 
 def test_files_of_the_console_are_complete() -> None:

@@ -318,8 +318,8 @@ def test_settings_are_changed_and_nothing_is_overwritten(tab: Tab, cluster: Clus
     opened(tab, "streams/parts?part=settings")
     save = tab.page.get_by_role("button", name="Save")
     expect(save).to_be_disabled()
-    tab.page.get_by_label("Kept for").fill("7d")
-    tab.page.get_by_label("At most this size").fill("10GiB")
+    tab.page.get_by_label("Max age").fill("7d")
+    tab.page.get_by_label("Max bytes").fill("10GiB")
     tab.page.get_by_label("Subjects").fill("parts.> more.parts")
     expect(tab.page.locator("main code").first).to_have_text(
         "natslog stream edit parts --subject 'parts.>' --subject more.parts --max-age 7d --max-bytes 10GiB"
@@ -330,7 +330,7 @@ def test_settings_are_changed_and_nothing_is_overwritten(tab: Tab, cluster: Clus
     assert (info["max_age"], info["max_bytes"], info["subjects"]) == ("7d", 10 * 2**30, ["parts.>", "more.parts"])
     expect(save).to_be_disabled()
     client.edit_stream(orders, max_messages=5)
-    tab.page.get_by_label("Kept for").fill("8d")
+    tab.page.get_by_label("Max age").fill("8d")
     save.click()
     expect(tab.page.get_by_role("alert")).to_contain_text("they were edited meanwhile")
     tab.problems.clear()  # the refused request
@@ -339,7 +339,7 @@ def test_settings_are_changed_and_nothing_is_overwritten(tab: Tab, cluster: Clus
     expect(tab.page.get_by_text("The settings were changed.")).to_be_visible()
     info = client.stream(orders)
     assert (info["max_age"], info["max_messages"]) == ("8d", 5), "the change of the other one stays"
-    tab.page.get_by_label("Refuse to delete it").select_option("yes")
+    tab.page.get_by_label("Prevent delete").select_option("yes")
     expect(tab.page.locator("main code").first).to_have_text("natslog stream edit parts --prevent-delete")
     save.click()
     expect(tab.page.get_by_text("The settings were changed.")).to_be_visible()

@@ -161,6 +161,40 @@ def test_signing_in_again_ends_the_session_before(browser: Browser, token: str) 
     assert browser.ask("GET", "/v1/cluster")[0] == 200
 
 
+def test_sessions_outlast_a_restart_until_signing_out(tmp_path: Path) -> None:
+    """What is in the data folder is of no use without the cookie, and the other way round."""
+    with running(tmp_path, environment={"NATSLOG_SECURITY": "true"}) as (_, broker):
+        token = eventually(lambda: [one for one in broker.output().splitlines() if one.startswith("nlt_")])[0]
+        stays, leaves = Browser(broker), Browser(broker)
+        assert {one.sign_in(token) for one in (stays, leaves)} == {201}
+        cookies = [one.cookie.split("=", 1)[1] for one in (stays, leaves)]
+        kept = broker.folder / "sessions.json"
+        assert not any(secret in kept.read_text() for secret in (*cookies, token.split("_", 2)[2], stays.csrf))
+        old = leaves.cookie
+        assert leaves.ask("DELETE", "/v1/session", Natslog_Csrf=leaves.csrf)[0] == 204
+        broker.terminate()
+        broker.start()
+        leaves.cookie = old
+        assert leaves.ask("GET", "/v1/cluster")[0] == 401
+        assert stays.ask("GET", "/v1/cluster")[0] == 200
+        stream = {"name": "s", "subject": "s"}
+        assert stays.ask("POST", "/v1/streams", stream, Natslog_Csrf=stays.csrf)[0] == 201
+        broker.terminate()
+        kept.write_bytes(kept.read_bytes()[:-3])
+        broker.start()
+        assert stays.ask("GET", "/v1/cluster")[0] == 401
+        assert "users of the console must sign in again" in broker.output()
+
+
+def test_a_sign_in_is_recorded_with_the_identity(secured: tuple[BrokerProcess, str], browser: Browser) -> None:
+    broker, token = secured
+    browser.sign_in(token)
+    lines = [line.split(": ", 1)[1] for line in broker.output().splitlines() if " natslog.audit: " in line]
+    signed_in = [fact for fact in map(json.loads, lines) if fact.get("path") == "/v1/session"]
+    assert signed_in[-1]["identity"] == "admin"
+    assert signed_in[-1]["token"] == token.split("_", 2)[1]
+
+
 def test_without_security_browsers_must_use_a_name_of_the_broker(tmp_path: Path) -> None:
     """A page of another site whose name was made to point here could read and change everything (DNS rebinding)."""
     with running(tmp_path / "data") as (_, broker):

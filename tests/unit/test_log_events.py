@@ -61,9 +61,11 @@ def raised(text: str) -> BaseException:
 # ---- lines ----
 
 
-def test_text_is_as_it_was() -> None:
+def test_text_states_the_distance_of_its_time_from_utc() -> None:
     line = TextLines().format(record("stream %s: refused %d messages", "grün", 3, **event("x.y", stream="grün")))
-    assert re.fullmatch(r"[-\d]{10} [:\d]{8},\d{3} WARNING natslog\.node: stream grün: refused 3 messages", line)
+    assert re.fullmatch(
+        r"[-\d]{10} [:\d]{8},\d{3}[+-]\d{4} WARNING natslog\.node: stream grün: refused 3 messages", line
+    )
 
 
 def test_text_states_the_request_once() -> None:

@@ -61,6 +61,8 @@ def _state(body: dict[str, Any]) -> str:
         return f"{lag['beyond_rows']} beyond the end"
     if body["rewound"] is not None:
         return f"moved back from {body['rewound']['from']}"
+    if body.get("stopped"):
+        return "stopped"
     is_behind = body["offset"] < lag["high_watermark"] if lag["rows"] is None else lag["rows"] > 0
     return "behind" if is_behind else "ok"
 

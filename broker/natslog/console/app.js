@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useLayoutEffect, useState } from "./vendor/preact.js";
 import { forget, session, sessionBefore, signIn, signOut } from "./api.js";
-import { close } from "./live.js";
+import { close, useLive } from "./live.js";
 import { Failure, Waiting } from "./parts.js";
 import { Overview } from "./pages/overview.js";
 import { Streams } from "./pages/streams.js";
@@ -58,6 +58,17 @@ function SignIn({ onDone }) {
   </main>`;
 }
 
+// While there is no connection to this broker: the others, as it has stated them.
+function Connection() {
+  const { overview, isConnected } = useLive(true);
+  if (isConnected || overview === null) return null;
+  const others = overview.cluster.brokers.filter((one) => one.alive && one.url && one.url !== location.origin);
+  return html`<p class="failure" role="alert">
+    The connection to the broker was lost; reconnecting.${others.length > 0 && " Other brokers: "}
+    ${others.map((one) => html`<a key=${one.id} href=${`${one.url}/${location.hash}`}>broker ${one.id}</a> `)}
+  </p>`;
+}
+
 function App() {
   const [who, setWho] = useState(sessionBefore);
   const [failure, setFailure] = useState(null);
@@ -87,6 +98,7 @@ function App() {
   }, []);
   useEffect(() => {
     document.title = `${name ?? PAGES[page]?.[0] ?? "Not found"} – natslog`;
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   }, [page, name]);
   if (failure) return html`<main class="narrow"><${Failure} error=${failure} /></main>`;
   if (who === null) return html`<main><${Waiting} /></main>`;
@@ -120,6 +132,7 @@ function App() {
       ${who.has_signed_in && html`<button type="button" onClick=${leave}>Sign out</button>`}
     </header>
     <main id="content" tabindex="-1">
+      ${who.may_monitor && html`<${Connection} key=${JSON.stringify(who)} />`}
       ${Shown
         ? html`<${Shown} key=${JSON.stringify([who, page, name])} name=${name} query=${query} who=${who} />`
         : html`<h1>Not found</h1><p>There is no page with this address.</p>`}

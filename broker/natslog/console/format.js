@@ -32,6 +32,10 @@ export function seconds(value) {
   return `${short.format(value / 86400)} d`;
 }
 
+export function milliseconds(value) {
+  return value == null ? UNKNOWN : `${short.format(value)} ms`;
+}
+
 export function share(value) {
   return value == null ? UNKNOWN : `${short.format(100 * value)} %`;
 }

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import uPlot from "./vendor/uplot.js";
-import { count } from "./format.js";
+import { byteRate, bytes, count } from "./format.js";
 
 // What an asynchronous call returned: [result, error, again]. It is called when `inputs` change, and every `everyS`;
 // the first time before anything is painted.
@@ -53,8 +53,10 @@ export function Fact({ name, children }) {
   return html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
 }
 
-// A table that can be sorted and searched, a page at a time. `columns`: { name, title, value(row), show(row), isNumber }.
+// A table that can be sorted and searched, a page at a time. `columns`: { name, title, value(row), show(row), and isNumber,
+// or isText: it may be wrapped }. On a narrow page each row is a list of named values.
 const ROWS = 100;
+const kindOf = (column) => (column.isNumber ? "number" : column.isText ? "text" : "");
 export function Table({ rows, columns, caption, searches, first = columns[0].name, isDescending = false }) {
   const [text, setText] = useState("");
   const [order, setOrder] = useState({ name: first, isDescending });
@@ -83,7 +85,7 @@ export function Table({ rows, columns, caption, searches, first = columns[0].nam
             ${columns.map(
               (one) => html`<th
                 scope="col"
-                class=${one.isNumber ? "number" : ""}
+                class=${kindOf(one)}
                 aria-sort=${one.name === order.name ? (order.isDescending ? "descending" : "ascending") : "none"}
               >
                 <button type="button" onClick=${() => sortBy(one.name)}>${one.title}</button>
@@ -95,7 +97,7 @@ export function Table({ rows, columns, caption, searches, first = columns[0].nam
           ${sorted.slice(at * ROWS, (at + 1) * ROWS).map(
             (row) => html`<tr key=${row.key ?? row.name}>
               ${columns.map(
-                (one) => html`<td class=${one.isNumber ? "number" : ""}>${(one.show ?? one.value)(row)}</td>`,
+                (one) => html`<td class=${kindOf(one)} data-title=${one.title}>${(one.show ?? one.value)(row)}</td>`,
               )}
             </tr>`,
           )}
@@ -111,7 +113,15 @@ export function Table({ rows, columns, caption, searches, first = columns[0].nam
   `;
 }
 
-// A plot of the last hour. `series`: { label: values }, oldest first, the last value is of now.
+// Of a history: a series of each broker. `isPositive`: 0 stands for nothing that was measured.
+export const ofBrokers = (history, name, isPositive = false) =>
+  Object.fromEntries(
+    Object.entries(history.brokers).map(([id, one]) => [`broker ${id}`, (one[name] ?? []).map((value) => (isPositive && value === 0 ? null : value))]),
+  );
+
+// A plot of the last hour. `series`: { label: values }, oldest first, the last value is of now; null: not known.
+const MINUTES = [1, 2, 5, 10, 15, 30, 60].map((minutes) => 60 * minutes);
+const POWERS = Array.from({ length: 60 }, (_, at) => 2 ** at);
 export function Plot({ title, series, everyS, show }) {
   const place = useRef(null);
   const labels = Object.keys(series);
@@ -121,10 +131,11 @@ export function Plot({ title, series, everyS, show }) {
     const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const now = Date.now() / 1000;
     const times = Array.from({ length }, (_, at) => now - (length - 1 - at) * everyS);
+    const isAlone = (values, at) => values[at] !== null && values[at - 1] == null && values[at + 1] == null;
     const padded = labels.map((label) => [...Array(length - series[label].length).fill(null), ...series[label]]);
     const line = { stroke: color("--line"), width: 1 };
     const axis = { stroke: color("--text"), grid: line, ticks: line };
-    const hours = uPlot.fmtDate("{HH}:{mm}");
+    const hours = uPlot.fmtDate("{HH}:{mm}Z");
     const clock = (plot, splits) => splits.map((seconds) => hours(uPlot.tzDate(new Date(1000 * seconds), "Etc/UTC")));
     const plot = new uPlot(
       {
@@ -134,9 +145,17 @@ export function Plot({ title, series, everyS, show }) {
         cursor: { show: false },
         series: [
           {},
-          ...labels.map((label, at) => ({ label, stroke: color(`--series-${(at % 5) + 1}`), width: 1.5 })),
+          ...labels.map((label, at) => ({
+            label,
+            stroke: color(`--series-${(at % 5) + 1}`),
+            width: 1.5,
+            points: { show: true, size: 4, filter: () => padded[at].map((_, index) => index).filter((index) => isAlone(padded[at], index)) },
+          })),
         ],
-        axes: [{ ...axis, values: clock }, { ...axis, size: 80, values: (_, values) => values.map(show) }],
+        axes: [
+          { ...axis, values: clock, incrs: MINUTES },
+          { ...axis, size: 80, values: (_, values) => values.map(show), ...(show === bytes || show === byteRate ? { incrs: POWERS } : {}) },
+        ],
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         scales: { x: { range: (_, low, high) => [Math.min(low, high - 300), high] }, y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
       },

@@ -106,7 +106,7 @@ def make_app(broker: Broker) -> web.Application:
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
     app[SUBJECT_LISTS] = SubjectLists()
-    app[LIVE], app[SESSIONS] = Live(broker), Sessions()
+    app[LIVE], app[SESSIONS] = Live(broker), Sessions(broker.data_path / "sessions.json")
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(ROUTES)
     require_declared(app)

@@ -20,7 +20,7 @@ from natslog.model import Offset, StreamId, StreamRecord
 from natslog.node.clock import now_us
 from natslog.node.replicas.consumer_cursors import ConsumerCursor
 from natslog.node.replicas.consumer_records import ConsumerNumbers
-from natslog.node.replicas.lags import LagJson
+from natslog.node.replicas.lags import LagJson, has_stopped
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
 
@@ -41,6 +41,7 @@ def _shown(cursor: CursorRecord) -> shapes.Cursor:
 def _shown_with_lag(request: web.Request, found: ConsumerCursor, lag: LagJson | None) -> shapes.Cursor:
     shown = _shown(found.cursor)
     shown.lag = _shown_lag(request, shown.stream, lag)
+    shown.stopped = lag is not None and has_stopped(lag["seconds"], found.cursor.set_us)
     if shown.consumer.startswith(CONSUMER_PREFIX):
         shown.jetstream = _shown_numbers(request, shown.stream, found.numbers)
     return shown

@@ -34,6 +34,7 @@ CODES: dict[str, Level] = {
     "disk_full_soon": "warning",
     "jetstream_conflict": "warning",
     "nats_leaf_down": "error",
+    "consumer_stopped": "warning",
     "stream_dedupe_short": "warning",
     "stream_unavailable": "error",
     "stream_refuses_writes": "error",
@@ -46,13 +47,18 @@ def _finding(code: str, where: str, what: str, remedy: str) -> shapes.Finding:
 
 
 def findings(
-    broker: Broker, cluster: shapes.Cluster, stated: Sequence[shapes.BrokerStats], dedupe_short: Mapping[str, float]
+    broker: Broker,
+    cluster: shapes.Cluster,
+    stated: Sequence[shapes.BrokerStats],
+    dedupe_short: Mapping[str, float],
+    stopped: Mapping[str, Sequence[str]],
 ) -> list[shapes.Finding]:
-    """Errors first. Args: `dedupe_short`: as in `node.history`, of all brokers."""
+    """Errors first. Args: `dedupe_short`, `stopped`: as `History.stats` has them, of all brokers."""
     found = [
         *_of_cluster(cluster),
         *_of_brokers(cluster, stated, broker.config.min_free_bytes),
         *of_streams(broker, dedupe_short),
+        *_of_consumers(stopped),
     ]
     return sorted(found, key=lambda one: one.level)
 
@@ -162,6 +168,22 @@ def _of_stats(where: str, number: int, stats: shapes.BrokerStats, min_free_bytes
 
 def _spoken(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
+
+
+def _of_consumers(stopped: Mapping[str, Sequence[str]]) -> Iterator[shapes.Finding]:
+    if names := [f"{consumer} on {stream}" for stream in sorted(stopped) for consumer in sorted(stopped[stream])]:
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        found = _finding(
+            "consumer_stopped",
+            f"consumer {names[0]}" if len(names) == 1 else f"{len(names):,} consumers",
+            "It has messages to read, and has not moved for a minute."
+            if len(names) == 1
+            else f"They have messages to read, and have not moved for a minute: {', '.join(names[:_NAMED])}{more}.",
+            "Check that they are running, and what they log. Delete those that are no longer used: natslog cursor rm "
+            "CONSUMER STREAM; nats consumer rm STREAM CONSUMER for one named jetstream:CONSUMER.",
+        )
+        found.count, found.streams = len(names), sorted(stopped)[:_NAMED]
+        yield found
 
 
 @dataclass

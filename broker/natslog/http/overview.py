@@ -43,6 +43,7 @@ routes = web.RouteTableDef()
 LIVE_EVERY_S = 2.0
 _LEAST_PAUSE_S = 0.25
 _STREAMS_AT_ONCE = 200
+_MOST_SUBJECTS = 4
 MOST_LISTENERS, MOST_OF_ONE = 100, 30
 _WRITTEN_WITHIN_S = 30.0
 
@@ -83,16 +84,17 @@ async def history(request: web.Request) -> web.Response:
 async def _gathered(broker: Broker) -> tuple[shapes.Overview, dict[str, Row]]:
     is_current, broker_stats = await asyncio.gather(broker.up_to_date(), broker.history.stats_of_all())
     cluster = shown_cluster(broker, is_current=is_current)
-    behind, dedupe_short = Counter[str](), dict[str, float]()
+    behind, dedupe_short, stopped = Counter[str](), dict[str, float](), dict[str, list[str]]()
     for stats in broker_stats.values():
         behind.update(stats.get("behind", {}))
         dedupe_short |= stats.get("dedupe_short", {})
+        stopped |= stats.get("stopped_consumers", {})
     shown = [_shown_stats(one, stats, behind[str(one)]) for one, stats in sorted(broker_stats.items())]
     rows = await _rows(broker, broker_stats)
     return shapes.Overview(
         at=format_timestamp_us(now_us()),
         cluster=cluster,
-        findings=findings(broker, cluster, shown, dedupe_short),
+        findings=findings(broker, cluster, shown, dedupe_short, stopped),
         broker_stats=shown,
         streams=_table({}),
     ), rows
@@ -130,6 +132,7 @@ def _row(record: StreamRecord, position: list[float] | None) -> Row:
     settings = record.settings
     state = "importing" if record.import_state == "importing" else "sealed" if record.sealed else ""
     return (
+        record.settings.subjects[:_MOST_SUBJECTS],
         record.leader,
         len(record.replicas),
         len(record.isr),

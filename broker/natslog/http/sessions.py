@@ -1,32 +1,43 @@
 """Sign-in for browsers: a token that is given once becomes a cookie, which scripts of a page cannot read.
 
-Theory of operation. The cookie names a session in the memory of this broker; the session has the token, so a stolen
-cookie is worthless when it was signed out, after `LASTS_S`, and at every other broker. A request with the cookie counts
-as one with the token. Browsers send cookies by themselves, so a request that changes something must also have the
-header `Natslog-Csrf` with the value that the sign-in answered: pages of other sites can neither read nor send it.
+Theory of operation. The cookie names a session of this broker; the session has the token, so a stolen cookie is
+worthless when it was signed out, after `LASTS_S`, and at every other broker. A request with the cookie counts as one
+with the token. Browsers send cookies by themselves, so a request that changes something must also have the header
+`Natslog-Csrf` with the value that the sign-in answered: pages of other sites can neither read nor send it.
+
+Sessions outlast a restart: a file has each of them sealed with AES-256-GCM, by a key that is derived from its cookie,
+which the broker does not keep. Neither the file nor the cookie is of use without the other.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import ipaddress
+import logging
 import secrets
 import socket
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from natslog.errors import Forbidden, InvalidRequest
+from natslog.errors import Forbidden, InvalidRequest, NatslogError
 from natslog.http import shapes
 from natslog.http.access import AUDITED, GUARD, LIMITS, access, rights_of
 from natslog.http.bodies import read_body
 from natslog.http.context import BROKER, query
 from natslog.http.shapes import shape_response
+from natslog.log.checked_file import read_checked, write_checked
+from natslog.log_events import event
 
+logger = logging.getLogger("natslog.http")
 routes = web.RouteTableDef()
 
 SESSION_PATH = "/v1/session"
@@ -37,41 +48,94 @@ _OF_BROWSERS = ("Origin", "Sec-Fetch-Site")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
+    """`until_s`: in seconds of the Unix epoch."""
+
     identity: str
     token: str
     csrf: str
     until_s: float
 
 
+class _Sealed(msgspec.Struct, frozen=True):
+    """As the file has it. `content`: a `Session`, sealed."""
+
+    identity: str
+    until_s: float
+    content: bytes
+
+
+_FILE, _FILE_VERSION = "sessions", 1
+_NONCE = bytes(12)
+"""A key seals one session only."""
+
+
 class Sessions:
     """Of one broker. An identity has at most `MOST_OF_ONE`; a further one ends its oldest."""
 
-    def __init__(self) -> None:
-        self._by_id: OrderedDict[str, Session] = OrderedDict()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sealed: OrderedDict[str, _Sealed] = OrderedDict()  # by what is derived from the cookie
+        self._open: dict[str, Session] = {}  # those that were used since the broker started
+        self._writing = asyncio.Lock()
+        try:
+            found = read_checked(path, _FILE, _FILE_VERSION) or {}
+            self._sealed.update(msgspec.convert(found, dict[str, _Sealed]))
+        except (NatslogError, OSError, msgspec.ValidationError) as error:
+            logger.warning("users of the console must sign in again: %s", error, extra=event("sessions.lost"))
 
-    def begin(self, identity: str, token: str) -> tuple[str, Session]:
-        """Its id, which is a secret."""
-        now_s = time.monotonic()
-        own = [number for number, one in self._by_id.items() if one.identity == identity]
-        over = [number for number, one in self._by_id.items() if one.until_s <= now_s]
-        for number in [*over, *own[: max(0, len(own) - MOST_OF_ONE + 1)]]:
-            self._by_id.pop(number, None)
-        while len(self._by_id) >= MOST_SESSIONS:
-            self._by_id.popitem(last=False)
+    async def begin(self, identity: str, token: str) -> tuple[str, Session]:
+        """The value of its cookie, which is a secret."""
+        now_s = time.time()
+        own = [name for name, one in self._sealed.items() if one.identity == identity]
+        over = [name for name, one in self._sealed.items() if one.until_s <= now_s]
+        for name in [*over, *own[: max(0, len(own) - MOST_OF_ONE + 1)]]:
+            self._drop(name)
+        while len(self._sealed) >= MOST_SESSIONS:
+            self._drop(next(iter(self._sealed)))
         session = Session(identity, token, secrets.token_urlsafe(24), now_s + LASTS_S)
-        number = secrets.token_urlsafe(32)
-        self._by_id[number] = session
-        return number, session
+        cookie = secrets.token_urlsafe(32)
+        name, cipher = _derived(cookie)
+        sealed = cipher.encrypt(_NONCE, msgspec.json.encode(session), None)
+        self._sealed[name], self._open[name] = _Sealed(identity, session.until_s, sealed), session
+        await self._write()
+        return cookie, session
 
     def of(self, request: web.Request) -> Session | None:
-        """The session that the cookie of a request names, if there is one."""
-        session = self._by_id.get(request.cookies.get(cookie_of(request), ""))
-        return session if session is not None and session.until_s > time.monotonic() else None
+        """The session that the cookie of a request names, if there is one: the same object as long as it lasts."""
+        if (cookie := request.cookies.get(cookie_of(request))) is None:
+            return None
+        name, cipher = _derived(cookie)
+        if (sealed := self._sealed.get(name)) is None or sealed.until_s <= time.time():
+            return None
+        if name not in self._open:
+            try:
+                content = cipher.decrypt(_NONCE, sealed.content, None)
+            except InvalidTag:  # the file was changed
+                return None
+            self._open[name] = msgspec.json.decode(content, type=Session)
+        return self._open[name]
 
-    def end(self, request: web.Request) -> None:
-        self._by_id.pop(request.cookies.get(cookie_of(request), ""), None)
+    async def end(self, request: web.Request) -> None:
+        if self._drop(_derived(request.cookies.get(cookie_of(request), ""))[0]):
+            await self._write()
+
+    def _drop(self, name: str) -> bool:
+        self._open.pop(name, None)
+        return self._sealed.pop(name, None) is not None
+
+    async def _write(self) -> None:
+        async with self._writing:
+            try:
+                await asyncio.to_thread(write_checked, self._path, _FILE, _FILE_VERSION, dict(self._sealed))
+            except OSError as error:
+                logger.warning("a restart ends the sessions of the console: %s", error, extra=event("sessions.lost"))
+
+
+def _derived(cookie: str) -> tuple[str, AESGCM]:
+    """The name of a session in the file, and its cipher."""
+    name, key = (hmac.digest(cookie.encode(), what, "sha256") for what in (b"name", b"key"))
+    return name.hex(), AESGCM(key)
 
 
 def cookie_of(request: web.Request) -> str:
@@ -159,15 +223,15 @@ async def sign_in(request: web.Request) -> web.Response:
     identity = request.app[GUARD].identify(f"Bearer {token}", None)
     if identity.is_anonymous:
         raise InvalidRequest("this broker needs no credentials, so there is nothing to sign in to")
-    facts: dict[str, object] = {"signed_in": identity.name}
+    facts: dict[str, object] = {"identity": identity.name, "token": identity.token}
     request[AUDITED] = facts
     await request.app[LIMITS].admit(identity.name, request.app[GUARD].rights(identity).quota())
-    request.app[SESSIONS].end(request)  # the one that this browser had before
-    number, session = request.app[SESSIONS].begin(identity.name, token)
+    await request.app[SESSIONS].end(request)  # the one that this browser had before
+    cookie, session = await request.app[SESSIONS].begin(identity.name, token)
     response = shape_response(shapes.SignedIn(identity.name, session.csrf), status=201)
     response.set_cookie(
         cookie_of(request),
-        number,
+        cookie,
         path="/",
         httponly=True,
         samesite="Strict",
@@ -200,7 +264,7 @@ async def shown(request: web.Request) -> web.Response:
 async def sign_out(request: web.Request) -> web.Response:
     """Ends the session."""
     query(request)
-    request.app[SESSIONS].end(request)
+    await request.app[SESSIONS].end(request)
     response = web.Response(status=204)
     response.del_cookie(cookie_of(request), path="/", httponly=True, samesite="Strict", secure=request.secure)
     return response

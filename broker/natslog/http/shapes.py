@@ -186,9 +186,10 @@ class BrokerStats(msgspec.Struct):
 
 
 class StreamTable(msgspec.Struct):
-    """Streams as columns, a list for each. Without a leader that answers, counts are null."""
+    """Streams as columns, a list for each. `subjects`: the first four. Counts are null without a leader."""
 
     name: list[str]
+    subjects: list[list[str]]
     leader: list[BrokerNumber | None]
     replicas: list[int]
     in_sync: list[int]
@@ -1003,6 +1004,7 @@ class Cursor(msgspec.Struct):
     """The position of a consumer. `lag` is null if the leader of the stream does not answer. If the name begins with
     `jetstream:`, it is a JetStream consumer, which can only be shown: `timestamp` is that of its last ack, or creation,
     and `jetstream` has its numbers; null if it is not served, or the identity may not read all subjects of the stream.
+    `stopped`: it has had a message to read for a minute, and has not moved.
     """
 
     consumer: CursorName
@@ -1012,6 +1014,7 @@ class Cursor(msgspec.Struct):
     timestamp: Time
     rewound: Rewound | None
     lag: Lag | UnsetType | None = UNSET
+    stopped: bool | UnsetType = UNSET
     jetstream: ConsumerNumbers | UnsetType | None = UNSET
 
 

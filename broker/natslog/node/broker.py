@@ -164,6 +164,7 @@ class Broker:
             folder=self._data_dir.path,
             problem=self.not_ready_because,
             nats_connections=lambda: (self.link.up, LANES),
+            stopped_consumers=lambda: self.lag_history.stopped,
         )
         cluster = self.cluster
         cluster.serve_fetch, cluster.transfer_leadership = self._serve_fetch, self._transfer_leadership

@@ -36,7 +36,7 @@ SAMPLES = 720
 """One hour."""
 MOST_STREAMS = 1_000
 """With a ring of their own: 12 KiB each."""
-_TREND_S = 300
+_TREND_S = 1800
 """Less history shows no trend."""
 _ASK_WITHIN_S = 2.0
 _STREAMS_AT_ONCE = 200
@@ -102,12 +102,14 @@ class History:
         folder: Path,
         problem: Callable[[], str | None],
         nats_connections: Callable[[], tuple[int, int]],
+        stopped_consumers: Callable[[], dict[str, list[str]]],
     ) -> None:
         """Args: `folder`: of the data. `problem`: why this broker is not ready. `nats_connections`: how many are up, of
         how many.
         """
         self._cluster, self._hosting, self._positions = cluster, hosting, positions
         self._folder, self._problem, self._nats_connections = folder, problem, nats_connections
+        self._stopped_consumers = stopped_consumers
         self._tick, self._free_bytes = 0, 0
         self._broker = np.zeros((len(OF_BROKER), SAMPLES))
         self._seen: dict[str, tuple[str, int, int]] = {}
@@ -237,7 +239,8 @@ class History:
         `disk_full_s`: when its disk is full if it is filled as in the last hour, or None; `has_disk_room`;
         `kernels_problem`: why it has no compiled kernels, or None; `streams` that it leads, by name: high watermark,
         log start, visible messages, bytes, messages/s, bytes/s. `behind`: how many messages of these streams the other
-        brokers lack, for replicas that are not in sync. `dedupe_short`: as the property.
+        brokers lack, for replicas that are not in sync. `dedupe_short`: as the property. `stopped_consumers`: as
+        `LagHistory.stopped`.
         """
         series = {name: float(self._broker[at, self._tick % SAMPLES]) for at, name in enumerate(OF_BROKER)}
         led, behind = {}, Counter[BrokerId]()
@@ -257,6 +260,7 @@ class History:
             "streams": led,
             "behind": {str(broker): messages for broker, messages in behind.items()},
             "dedupe_short": self.dedupe_short,
+            "stopped_consumers": self._stopped_consumers(),
         }
 
     @property

@@ -21,8 +21,8 @@ from natslog.cluster.cursors import CONSUMER_PREFIX
 from natslog.errors import NatslogError
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.internal.cursors import Cursors
-from natslog.node.replicas.consumer_cursors import ConsumerCursors
-from natslog.node.replicas.lags import Lags
+from natslog.node.replicas.consumer_cursors import COUNT_WITHIN_S, ConsumerCursors
+from natslog.node.replicas.lags import Lags, has_stopped
 from natslog.node.replicas.positions import Positions
 
 logger = logging.getLogger("natslog.node")
@@ -43,7 +43,11 @@ _Key: TypeAlias = tuple[str, str, str]  # stream, its id, consumer
 
 
 class LagHistory:
-    """Of one broker. Also answers the request `lag_history` of other brokers."""
+    """Of one broker. Also answers the request `lag_history` of other brokers.
+
+    Attributes:
+        stopped: names of the consumers that had stopped at both of the newest samples, by stream that is led here.
+    """
 
     def __init__(
         self, cluster: ClusterNode, positions: Positions, lags: Lags, cursors: Cursors, consumers: ConsumerCursors
@@ -51,6 +55,8 @@ class LagHistory:
         self._cluster, self._positions, self._lags = cluster, positions, lags
         self._cursors, self._consumers = cursors, consumers
         self._rings: dict[_Key, npt.NDArray[np.int64]] = {}
+        self.stopped: dict[str, list[str]] = {}
+        self._suspects = set[tuple[str, str]]()
         self._tick = 0
         self._task: asyncio.Task[None] | None = None
         cluster.questions.answerers["lag_history"] = self.here
@@ -77,25 +83,47 @@ class LagHistory:
             for name, stream in self._positions.led_here()
             if stream.log is not None
         }
-        offsets = dict(self._of_consumers())
+        positions = dict(self._of_consumers())
         if ends:
             try:
                 found = await self._cursors.find(within_s=_ASK_WITHIN_S)
-                offsets |= {(one.stream, one.consumer): one.offset for one in found if one.stream in ends}
+                positions |= {
+                    (one.stream, one.consumer): (one.offset, one.set_us) for one in found if one.stream in ends
+                }
             except NatslogError as error:  # their leader is being chosen
                 logger.debug("the lags of cursors are unknown now: %s", error)
         at = {
             (stream, ends[stream][0], consumer): (offset, max(0, ends[stream][1] - offset))
-            for (stream, consumer), offset in offsets.items()
+            for (stream, consumer), (offset, _) in positions.items()
             if stream in ends
         }
         read = await self._read(at)
         self._tick += 1
+        suspects = set[tuple[str, str]]()
         for key, (offset, rows) in at.items():
             size_bytes, seconds = read.get((key[0], offset), (_UNKNOWN, _UNKNOWN)) if rows else (0, 0)
             self._note(key, (rows, size_bytes, seconds))
+            if has_stopped(seconds, positions[key[0], key[2]][1]):
+                suspects.add((key[0], key[2]))
         for key in self._rings.keys() - at.keys():
             self._note(key, (_UNKNOWN,) * len(UNITS))
+        suspects -= await self._without_messages(
+            {stream for stream, name in suspects if name.startswith(CONSUMER_PREFIX)}
+        )
+        self.stopped = {}
+        for stream, consumer in sorted(suspects & self._suspects):
+            self.stopped.setdefault(stream, []).append(consumer)
+        self._suspects = suspects
+
+    async def _without_messages(self, streams: Iterable[str]) -> set[tuple[str, str]]:
+        """JetStream consumers for which there is no message, whatever others their streams have."""
+        found = await self._consumers.here(sorted(streams), count_within_s=COUNT_WITHIN_S)
+        return {
+            (stream, CONSUMER_PREFIX + one.name)
+            for stream, positions in found.items()
+            for one in positions
+            if one.numbers is not None and not one.numbers.num_pending and not one.numbers.num_ack_pending
+        }
 
     async def _read(self, at: Mapping[_Key, tuple[int, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Bytes and seconds, by stream and offset. Args: `at`: offset and rows behind."""
@@ -110,11 +138,11 @@ class LagHistory:
             for offset, lag in zip(offsets[name], lags, strict=True)
         }
 
-    def _of_consumers(self) -> Iterator[tuple[tuple[str, str], int]]:
+    def _of_consumers(self) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
         for stream, positions in self._consumers.led_here().items():
             for one in positions:
                 if one.is_durable:
-                    yield (stream, CONSUMER_PREFIX + one.name), one.offset
+                    yield (stream, CONSUMER_PREFIX + one.name), (one.offset, one.set_us)
 
     def _note(self, key: _Key, lag: tuple[int, ...]) -> None:
         ring = self._rings.get(key)

@@ -10,30 +10,39 @@ from typing import Any
 import pytest
 
 from natslog.node import lag_history
+from natslog.node.clock import now_us
 from natslog.node.lag_history import LagHistory
+from natslog.node.replicas.consumer_records import ConsumerNumbers, ConsumerPosition
 
 
 class _Lags:
-    """Of each offset: 10 bytes and half a second for each message below 100."""
+    """Of each offset: 10 bytes and so many seconds for each message below 100."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds_per_row: float = 0.5) -> None:
         self.asked: dict[str, list[int]] = {}
+        self._seconds_per_row = seconds_per_row
 
     async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
         self.asked = {name: list(offsets) for name, offsets in positions.items()}
         return {
-            name: [{"bytes": 10 * (100 - offset), "seconds": (100 - offset) / 2} for offset in offsets]
+            name: [
+                {"bytes": 10 * left, "seconds": left * self._seconds_per_row}
+                for left in (100 - offset for offset in offsets)
+            ]
             for name, offsets in positions.items()
         }
 
 
-def history_of(lags: _Lags, cursors: list[SimpleNamespace]) -> LagHistory:
+def history_of(lags: _Lags, cursors: list[SimpleNamespace], positions: Sequence[ConsumerPosition] = ()) -> LagHistory:
     """Of a broker that leads the stream `s`, of which 100 messages are committed."""
     record = SimpleNamespace(id="1", leader=1)
     cluster = SimpleNamespace(
         me=1, state=SimpleNamespace(streams={"s": record}), questions=SimpleNamespace(answerers={})
     )
     stream = SimpleNamespace(record=record, log=SimpleNamespace(high_watermark=100))
+
+    async def counted(names: list[str], count_within_s: float) -> dict[str, list[ConsumerPosition]]:
+        return {"s": positions} if names else {}
 
     async def find(within_s: float) -> list[SimpleNamespace]:
         return cursors
@@ -43,13 +52,13 @@ def history_of(lags: _Lags, cursors: list[SimpleNamespace]) -> LagHistory:
         SimpleNamespace(led_here=lambda: [("s", stream)]),
         lags,
         SimpleNamespace(find=find),
-        SimpleNamespace(led_here=dict),
+        SimpleNamespace(led_here=lambda: {"s": positions}, here=counted),
     )
     return LagHistory(*parts)
 
 
-def cursor(consumer: str, offset: int) -> SimpleNamespace:
-    return SimpleNamespace(stream="s", consumer=consumer, offset=offset)
+def cursor(consumer: str, offset: int, set_us: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(stream="s", consumer=consumer, offset=offset, set_us=set_us)
 
 
 def test_each_unit_is_noted_and_a_consumer_that_is_deleted_is_unknown_then() -> None:
@@ -67,6 +76,35 @@ def test_each_unit_is_noted_and_a_consumer_that_is_deleted_is_unknown_then() -> 
         "behind": {"rows": [40, 20], "bytes": [400, 200], "seconds": [20, 10]},
         "current": {"rows": [0, None], "bytes": [0, None], "seconds": [0, None]},
     }
+
+
+def consumer(name: str, *, pending: int, unacked: int) -> ConsumerPosition:
+    numbers = ConsumerNumbers((0, 0), (0, 0), pending, unacked, 0, 0)
+    return ConsumerPosition(name, 0, 0, is_durable=True, numbers=numbers)
+
+
+def test_a_consumer_has_stopped_if_it_has_messages_and_did_not_move_in_two_samples() -> None:
+    """Not one that moved lately, nor one whose filter leaves out all messages that there are."""
+    cursors = [cursor("late", 60), cursor("slow", 0, set_us=now_us()), cursor("current", 100), cursor("recent", 90)]
+    consumers = [
+        consumer("idle", pending=0, unacked=0),
+        consumer("waits", pending=3, unacked=0),
+        consumer("holds", pending=0, unacked=2),
+    ]
+    history = history_of(_Lags(seconds_per_row=2), cursors, consumers)
+
+    async def sampled() -> list[dict[str, list[str]]]:
+        found = []
+        for _ in range(2):
+            await history.sample()
+            found.append(history.stopped)
+        cursors[0] = cursor("late", 70, set_us=now_us())
+        await history.sample()
+        return [*found, history.stopped]
+
+    jetstream = ["jetstream:holds", "jetstream:waits"]
+    stopped = {"s": [*jetstream, "late"]}
+    assert asyncio.run(sampled()) == [{}, stopped, {"s": jetstream}]
 
 
 def test_only_those_furthest_behind_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 import { html, useState } from "../vendor/preact.js";
 import { get } from "../api.js";
 import { time, visible } from "../format.js";
-import { Failure, Waiting, useCall } from "../parts.js";
+import { Failure, Table, Waiting, useCall } from "../parts.js";
 
 const NEWEST = 20000; // events that are searched
 const SHOWN = 100; // events, if nothing is searched for
@@ -14,24 +14,34 @@ function line(message) {
   }
 }
 
+// With spaces, at which it can be wrapped; `isNew`: without what is not set.
+const spaced = (value, isNew) => JSON.stringify(value, isNew ? (_, one) => one ?? undefined : null, 1).replace(/\n\s*/g, " ");
+
 // What was changed: the request, or the values before and after.
 function change({ before, after, message }) {
-  if (after?.path) return [after.method, after.path, after.query, after.body].filter(Boolean).join(" ");
-  const values = [before, after].filter((one) => one !== undefined && one !== null).map((one) => JSON.stringify(one));
-  return [message, values.join(" → ")].filter(Boolean).join(" ");
+  if (after?.path) return [after.method, after.path, after.query, asJson(after.body)].filter(Boolean).join(" ");
+  const values = [before, after].filter((one) => one !== undefined && one !== null);
+  return [message, values.map((one) => spaced(one, values.length === 1)).join(" → ")].filter(Boolean).join(" ");
 }
 
-function Event({ event }) {
-  const about = event.stream ?? (event.broker === undefined ? "" : `broker ${event.broker}`);
-  const who = [event.identity, event.address && `from ${event.address}`].filter(Boolean).join(" ");
-  return html`<tr>
-    <td><time>${time(event.time)}</time></td>
-    <td>${visible((event.event ?? "").replace(/^activity\./, ""))}</td>
-    <td>${visible(about)}</td>
-    <td class="change">${visible(change(event))}</td>
-    <td>${visible(who)}</td>
-  </tr>`;
+function asJson(text) {
+  try {
+    return text && spaced(JSON.parse(text));
+  } catch {
+    return text; // it was cut
+  }
 }
+
+const about = ({ stream, broker }) => stream ?? (broker === undefined ? "" : `broker ${broker}`);
+const by = ({ identity, address }) => [identity, address && `from ${address}`].filter(Boolean).join(" ");
+const words = (name, title, value) => ({ name, title, value, show: (row) => visible(value(row)), isText: true });
+const COLUMNS = [
+  { name: "time", title: "Time (UTC)", value: (row) => row.key, show: (row) => html`<time>${time(row.time)}</time>` },
+  { ...words("event", "Event", (row) => (row.event ?? "").replace(/^activity\./, "")), isText: false },
+  words("about", "About", about),
+  words("change", "Change", change),
+  words("by", "By", by),
+];
 
 export function Activity() {
   const [text, setText] = useState("");
@@ -50,10 +60,7 @@ export function Activity() {
     <${Failure} error=${error} />
     ${found === null
       ? !error && html`<${Waiting} />`
-      : html`<div class="scroll" tabindex="0" role="region" aria-label="Events"><table>
-          <caption>${text ? `Of the newest ${NEWEST} events, those with “${visible(text)}”` : "What has happened"}; the newest first</caption>
-          <thead><tr><th scope="col">Time (UTC)</th><th scope="col">Event</th><th scope="col">About</th><th scope="col">Change</th><th scope="col">By</th></tr></thead>
-          <tbody>${found.messages.map(line).reverse().map((event) => html`<${Event} event=${event} />`)}</tbody>
-        </table></div>`}
+      : html`<${Table} rows=${found.messages.map((one) => ({ ...line(one), key: one.offset }))} columns=${COLUMNS} first="time" isDescending=${true}
+          caption=${text ? `Of the newest ${NEWEST} events, those with “${visible(text)}”` : "What has happened"} />`}
   `;
 }

@@ -2,11 +2,9 @@
 
 import { html, useRef, useState } from "../vendor/preact.js";
 import { get, patch, post, remove } from "../api.js";
-import { byteRate, bytes, count, rate, seconds, share } from "../format.js";
+import { byteRate, bytes, count, milliseconds, rate, seconds, share } from "../format.js";
 import { useLive } from "../live.js";
-import { Fact, Failure, Plot, Table, Typed, Waiting, useCall } from "../parts.js";
-
-const ms = (value) => (value ? `${value.toFixed(1)} ms` : "–");
+import { Fact, Failure, Plot, Table, Typed, Waiting, ofBrokers, useCall } from "../parts.js";
 
 // When a replica has what it lacks, if it goes on as since the page was opened.
 function useCatchUp(behind) {
@@ -37,8 +35,8 @@ function Broker({ broker, stats, isMetadataLeader, mayAdminister }) {
       <${Fact} name="Connections to NATS"><span class=${nats && nats[0] < nats[1] ? "bad" : ""}>${nats ? `${nats[0]} of ${nats[1]}` : "–"}</span><//>
       <${Fact} name="Messages">${rate(stats?.messages_per_s)}<//>
       <${Fact} name="Sent">${byteRate(stats?.sent_bytes_per_s)}<//>
-      <${Fact} name="Time to acks">${ms(stats?.ack_ms)}<//>
-      <${Fact} name="Commit (fsync)">${ms(stats?.commit_ms)}<//>
+      <${Fact} name="Time to acks">${milliseconds(stats?.ack_ms || null)}<//>
+      <${Fact} name="Commit (fsync)">${milliseconds(stats?.commit_ms || null)}<//>
       <${Fact} name="Stored">${bytes(stats?.store_bytes)}<//>
       <${Fact} name="Free disk">${bytes(stats?.disk_free_bytes)}<//>
       <${Fact} name="Memory">${bytes(stats?.memory_bytes)}<//>
@@ -125,7 +123,7 @@ function Rebalance() {
   const ask = () => get("/v1/cluster/plan").then((found) => (setPlan(found), setError(null)), setError);
   return html`<section aria-label="Balance">
     <h2>Balance</h2>
-    <p>Shows the fewest moves that even out replicas, leaders and bytes, for example after a broker was added.
+    <p>Shows the fewest moves that even out replicas, leaders and bytes, for example after a broker was added.${" "}
       <button type="button" onClick=${ask}>Show the moves</button></p>
     <${Failure} error=${error} />
     ${plan && html`
@@ -144,9 +142,6 @@ export function Brokers({ who }) {
   if (overview === null) return html`<h1>Brokers</h1><${Waiting} />`;
   const statsOf = new Map(overview.broker_stats.map((one) => [one.id, one]));
   const mayAdminister = !who.identity || who.may_administer;
-  const of = (name) =>
-    Object.fromEntries(Object.entries(history.brokers).map(([id, series]) => [`broker ${id}`, series[name] ?? []]));
-  const inMs = (value) => (value ? value.toFixed(1) : "–");
   return html`
     <h1>Brokers</h1>
     ${overview.cluster.brokers.map(
@@ -157,10 +152,10 @@ export function Brokers({ who }) {
     <${Failure} error=${error} />
     ${history &&
     html`<div class="plots">
-      <${Plot} title="Processor, share of a core" everyS=${history.every_s} show=${share} series=${of("cpu_share")} />
-      <${Plot} title="Memory" everyS=${history.every_s} show=${bytes} series=${of("memory_bytes")} />
-      <${Plot} title="Time to acks, ms" everyS=${history.every_s} show=${inMs} series=${of("ack_ms")} />
-      <${Plot} title="Commit (fsync), ms" everyS=${history.every_s} show=${inMs} series=${of("commit_ms")} />
+      <${Plot} title="Processor, share of a core" everyS=${history.every_s} show=${share} series=${ofBrokers(history, "cpu_share")} />
+      <${Plot} title="Memory" everyS=${history.every_s} show=${bytes} series=${ofBrokers(history, "memory_bytes")} />
+      <${Plot} title="Time to acks" everyS=${history.every_s} show=${milliseconds} series=${ofBrokers(history, "ack_ms", true)} />
+      <${Plot} title="Commit (fsync)" everyS=${history.every_s} show=${milliseconds} series=${ofBrokers(history, "commit_ms", true)} />
     </div>`}
   `;
 }

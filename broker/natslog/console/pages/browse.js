@@ -97,17 +97,18 @@ export function Browse({ name }) {
       ? html`<${Latest} name=${name} />`
       : isLive
         ? html`<${Live} name=${name} asked=${asked} />`
-        : found && html`<${Page} name=${name} found=${found} onMore=${() => {
+        : found && html`<${Page} name=${name} found=${found} isNewestFirst=${Boolean(asked.newest)} onMore=${() => {
             const { newest, ...others } = asked;
             setAsked({ ...others, start: found.next_offset });
           }} />`}
   </section>`;
 }
 
-function Page({ name, found, onMore }) {
+function Page({ name, found, isNewestFirst, onMore }) {
+  const messages = isNewestFirst ? found.messages.toReversed() : found.messages;
   return html`
-    <p role="status">${count(found.messages.length)} messages; searched to offset ${count(found.next_offset)} of ${count(found.high_watermark)}.</p>
-    ${found.messages.map((one) => html`<${Message} key=${one.offset} stream=${name} message=${one} />`)}
+    <p role="status">${count(messages.length)} messages${isNewestFirst ? ", the newest first" : ""}; searched to offset ${count(found.next_offset)} of ${count(found.high_watermark)}.</p>
+    ${messages.map((one) => html`<${Message} key=${one.offset} stream=${name} message=${one} />`)}
     ${!found.is_complete &&
     html`<button type="button" onClick=${onMore}>Go on from offset ${count(found.next_offset)}</button>`}
   `;

@@ -5,7 +5,6 @@ import { get, inPath } from "../api.js";
 import { bytes, count, seconds, time } from "../format.js";
 import { Fact, Failure, Plot, Table, Waiting, useCall } from "../parts.js";
 
-const STOPPED_AFTER_S = 60;
 const EVERY_S = 10;
 
 const lag = (name) => (row) => row.lag?.[name] ?? null;
@@ -13,31 +12,30 @@ const number = (name) => (row) => row.jetstream?.[name] ?? null;
 const isConsumer = (row) => row.consumer.startsWith("jetstream:");
 const ageS = (row) => (Date.now() - Date.parse(row.timestamp)) / 1000;
 
-// It has something to read, and has not moved for a while.
-const hasStopped = (row) => row.lag?.rows > 0 && ageS(row) > STOPPED_AFTER_S;
-
 const COLUMNS = (onChoose) => [
   {
     name: "consumer",
     title: "Consumer",
     value: (row) => row.consumer,
     show: (row) => html`<button type="button" class="plain" onClick=${() => onChoose(row)}>${row.consumer}</button>
-      ${hasStopped(row) && html` <span class="tag bad">stopped for ${seconds(ageS(row))}</span>`}`,
+      ${row.stopped && html` <span class="tag bad">stopped for ${seconds(ageS(row))}</span>`}`,
+    isText: true,
   },
   {
     name: "stream",
     title: "Stream",
     value: (row) => row.stream,
     show: (row) => html`<a href=${`#/streams/${encodeURIComponent(row.stream)}`}>${row.stream}</a>`,
+    isText: true,
   },
-  { name: "offset", title: "Next offset", value: (row) => row.offset, show: (row) => count(row.offset), isNumber: true },
-  { name: "rows", title: "Messages behind", value: lag("rows"), show: (row) => count(lag("rows")(row)), isNumber: true },
-  { name: "bytes", title: "Bytes behind", value: lag("bytes"), show: (row) => bytes(lag("bytes")(row)), isNumber: true },
-  { name: "seconds", title: "Oldest unread", value: lag("seconds"), show: (row) => seconds(lag("seconds")(row)), isNumber: true },
+  { name: "offset", title: "Offset", value: (row) => row.offset, show: (row) => count(row.offset), isNumber: true },
+  { name: "rows", title: "Behind", value: lag("rows"), show: (row) => count(lag("rows")(row)), isNumber: true },
+  { name: "bytes", title: "Bytes", value: lag("bytes"), show: (row) => bytes(lag("bytes")(row)), isNumber: true },
+  { name: "seconds", title: "Oldest", value: lag("seconds"), show: (row) => seconds(lag("seconds")(row)), isNumber: true },
   ...[["num_pending", "Pending"], ["num_ack_pending", "Ack pending"], ["num_redelivered", "Redelivered"]].map(([name, title]) => (
     { name, title, value: number(name), show: (row) => count(number(name)(row)), isNumber: true }
   )),
-  { name: "timestamp", title: "Moved last", value: (row) => row.timestamp, show: (row) => time(row.timestamp) },
+  { name: "timestamp", title: "Set", value: (row) => row.timestamp, show: (row) => time(row.timestamp), isText: true },
 ];
 
 // What the JetStream API states of a consumer, as CONSUMER.INFO does.
@@ -77,14 +75,14 @@ function Lag({ row }) {
 export function Consumers({ who }) {
   const [cursors, error, again] = useCall(() => get("/v1/cursors"), [], EVERY_S);
   const [chosen, choose] = useState(null);
-  const stopped = (cursors ?? []).filter(hasStopped);
+  const stopped = (cursors ?? []).filter((row) => row.stopped);
   return html`
     <h1>Consumers</h1>
     <p>Cursors of Spark queries and programs, and JetStream consumers (<code>jetstream:NAME</code>, by their ack floor).${" "}
       <button type="button" onClick=${again}>Refresh</button></p>
     <${Failure} error=${error} />
     ${stopped.length > 0 &&
-    html`<p class="failure" role="status">${count(stopped.length)} of ${count(cursors.length)} have messages to read, and have not moved for ${STOPPED_AFTER_S} s:${" "}
+    html`<p class="failure" role="status">${count(stopped.length)} of ${count(cursors.length)} have messages to read, and have not moved for a minute:${" "}
       ${stopped.slice(0, 5).map((row) => row.consumer).join(", ")}${stopped.length > 5 ? ", …" : ""}. Check that they are running.</p>`}
     ${cursors === null
       ? !error && html`<${Waiting} />`

@@ -45,7 +45,7 @@ export function Files({ name }) {
       <h2>Checks of the files</h2>
       <${Failure} error=${refused} />
       ${removed?.replicas.map(
-        (one) => html`<p key=${one.broker}>Broker ${one.broker}:
+        (one) => html`<p key=${one.broker}>Broker ${one.broker}:${" "}
           ${one.problem
             ? one.problem.message
             : one.damaged.length

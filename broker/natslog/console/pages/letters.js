@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { get, inPath, post } from "../api.js";
 import { count, visible } from "../format.js";
 import { useLive } from "../live.js";
-import { Failure } from "../parts.js";
+import { Failure, useCall } from "../parts.js";
 import { Message } from "./browse.js";
 
 const A_PAGE = 1000;
@@ -12,14 +12,35 @@ const MOST_PAGES = 10; // that are looked through at once
 const AT_ONCE = 100;
 const SHOWN = 50;
 
+const MOST_STREAMS = 100; // of which the newest message is looked at
+
 const headerOf = (message, name) => message.headers.find((one) => one.key.toLowerCase() === name)?.value;
+
+const search = (stream, query) =>
+  get(`/v1/streams/${inPath(stream)}/search`, { grep: "natslog-subject", ignore_case: true, in: "headers", value_bytes: 256, ...query });
+
+const isLetter = (message) => headerOf(message, "natslog-subject") !== undefined;
+
+// Of these streams, those whose newest message is a dead letter: one after another, the likely ones first.
+async function withLetters(names) {
+  const hints = /dead|letter|dlq|fail|error/i;
+  const found = [];
+  for (const name of names.toSorted((a, b) => hints.test(b) - hints.test(a)).slice(0, MOST_STREAMS)) {
+    try {
+      if ((await search(name, { newest: 1, limit: 1 })).messages.some(isLetter)) found.push(name);
+    } catch {
+      continue; // it may not be read, or has no leader; who asks for it by its name is told
+    }
+  }
+  return found;
+}
 
 // Dead letters from an offset on: { letters, next, end }.
 async function lettersFrom(stream, start) {
   let [letters, next, end] = [[], start, 0];
   for (let page = 0; page < MOST_PAGES; page++) {
-    const found = await get(`/v1/streams/${inPath(stream)}/search`, { start: next, grep: "natslog-subject", ignore_case: true, in: "headers", limit: A_PAGE, value_bytes: 256 });
-    letters = letters.concat(found.messages.filter((one) => headerOf(one, "natslog-subject") !== undefined));
+    const found = await search(stream, { start: next, limit: A_PAGE });
+    letters = letters.concat(found.messages.filter(isLetter));
     [next, end] = [found.next_offset, found.high_watermark];
     if (found.is_complete) break;
   }
@@ -136,15 +157,17 @@ function Group({ stream, group, onSending }) {
 }
 
 export function Letters({ who, query }) {
-  const { streams } = useLive(who.may_monitor);
+  const { overview, streams } = useLive(who.may_monitor);
+  const [candidates] = useCall(() => withLetters([...streams.keys()]), [overview === null]);
   const [stream, setStream] = useState(query.get("stream") ?? "");
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
   const [sending, setSending] = useState(0); // groups; other letters would replace them
-  const look = async (start) => {
+  const look = async (start, name = stream) => {
+    setStream(name);
     setError(null);
     try {
-      setFound({ ...(await lettersFrom(stream, start)), stream, start });
+      setFound({ ...(await lettersFrom(name, start)), stream: name, start });
     } catch (failure) {
       setFound(null);
       setError(failure);
@@ -152,9 +175,12 @@ export function Letters({ who, query }) {
   };
   return html`
     <h1>Dead letters</h1>
-    <p>Messages that could not be sent or used, with the reason in the header <code>Natslog-Error</code> and their subject in
+    <p>Messages that could not be sent or used, with the reason in the header <code>Natslog-Error</code> and their subject in${" "}
       <code>Natslog-Subject</code>: Spark's sink writes them (<code>onError=deadletter</code>). Those that are sent again stay in this stream; a
       second sending is stored once by a stream that deduplicates.</p>
+    ${candidates?.length > 0 &&
+    html`<p class="tools">Streams with dead letters:
+      ${candidates.map((name) => html`<button type="button" key=${name} disabled=${sending > 0} onClick=${() => look("earliest", name)}>${name}</button>`)}</p>`}
     <form class="tools" onSubmit=${(event) => (event.preventDefault(), look("earliest"))}>
       <label>Stream <input list="streams" required autocomplete="off" value=${stream} onInput=${(event) => setStream(event.target.value)} /></label>
       <datalist id="streams">${[...streams.keys()].map((name) => html`<option value=${name} />`)}</datalist>

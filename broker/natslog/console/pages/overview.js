@@ -1,8 +1,8 @@
 import { html } from "../vendor/preact.js";
 import { get } from "../api.js";
-import { byteRate, bytes, count, rate, seconds } from "../format.js";
+import { byteRate, bytes, count, milliseconds, rate, seconds } from "../format.js";
 import { useLive } from "../live.js";
-import { Fact, Failure, Plot, Waiting, useCall } from "../parts.js";
+import { Fact, Failure, Plot, Waiting, ofBrokers, useCall } from "../parts.js";
 
 export function Findings({ findings, cluster }) {
   if (!findings.length) {
@@ -33,22 +33,21 @@ export function added(brokers, name) {
 }
 
 export function Overview({ who }) {
-  const { overview, streams, isConnected } = useLive(who.may_monitor);
+  const { overview, streams } = useLive(who.may_monitor);
   const [history, error] = useCall(() => (who.may_monitor ? get("/v1/history") : Promise.resolve(null)), [], 30);
   if (!who.may_monitor) {
     return html`<h1>Overview</h1>
-      <p>The overview needs the action <code>monitor</code>. An administrator permits it with
+      <p>The overview needs the action <code>monitor</code>. An administrator permits it with${" "}
       <code>natslog acl add ${who.identity || "NAME"} monitor '*'</code>.</p>`;
   }
   if (overview === null) return html`<h1>Overview</h1><${Waiting} />`;
   const { cluster, broker_stats, findings } = overview;
   const sum = (name) => broker_stats.reduce((total, one) => total + one[name], 0);
   const commits = sum("commits_per_s");
-  const mean = (name) => (commits ? `${(broker_stats.reduce((total, one) => total + one[name] * one.commits_per_s, 0) / commits).toFixed(1)} ms` : "–");
+  const mean = (name) => milliseconds(commits ? broker_stats.reduce((total, one) => total + one[name] * one.commits_per_s, 0) / commits : null);
   const full = broker_stats.map((one) => one.disk_full_s).filter((value) => value !== null);
   return html`
     <h1>Overview</h1>
-    ${!isConnected && html`<p class="failure" role="alert">The connection to the broker was lost; reconnecting.</p>`}
     <${Findings} findings=${findings} cluster=${cluster} />
     <dl class="facts">
       <${Fact} name="Messages">${rate(sum("messages_per_s"))}<//>
@@ -68,10 +67,8 @@ export function Overview({ who }) {
         series=${{ cluster: added(history.brokers, "messages_per_s") }} />
       <${Plot} title="Bytes sent to readers" everyS=${history.every_s} show=${byteRate}
         series=${{ cluster: added(history.brokers, "sent_bytes_per_s") }} />
-      <${Plot} title="Time to acks, ms" everyS=${history.every_s} show=${(value) => (value ? value.toFixed(1) : "–")}
-        series=${Object.fromEntries(Object.entries(history.brokers).map(([id, one]) => [`broker ${id}`, one.ack_ms ?? []]))} />
-      <${Plot} title="Free disk" everyS=${history.every_s} show=${bytes}
-        series=${Object.fromEntries(Object.entries(history.brokers).map(([id, one]) => [`broker ${id}`, one.disk_free_bytes ?? []]))} />
+      <${Plot} title="Time to acks" everyS=${history.every_s} show=${milliseconds} series=${ofBrokers(history, "ack_ms", true)} />
+      <${Plot} title="Free disk" everyS=${history.every_s} show=${bytes} series=${ofBrokers(history, "disk_free_bytes")} />
     </div>`}
     <p class="small">natslog ${cluster.version}, cluster ${cluster.cluster_id}; as of ${overview.at.slice(11, 19)} UTC.</p>
   `;

@@ -51,7 +51,7 @@ export function Publish({ name, info }) {
     </form>
     <p>The same on the command line: <code>natslog pub ${quoted(given.subject || "SUBJECT")} ${quoted(given.value || "VALUE")}</code></p>
     <${Failure} error=${error} />
-    ${stored && html`<p class="healthy" role="status">Stored at offset ${count(stored.offset)}${stored.duplicate ? ", where it was already" : ""}.
+    ${stored && html`<p class="healthy" role="status">Stored at offset ${count(stored.offset)}${stored.duplicate ? ", where it was already" : ""}.${" "}
       <a href=${`#/streams/${inPath(name)}`}>Show the newest messages</a></p>`}
   </section>`;
 }

@@ -5,23 +5,26 @@ import { get, inPath, patch, post, remove } from "../api.js";
 import { quoted } from "../format.js";
 import { Failure, Typed } from "../parts.js";
 
-// Name of the setting, its label, and an example. Empty means no limit where `isOptional`.
+// Settings by their names, and an example. Empty means no limit where `isOptional`.
 const FIELDS = [
-  { name: "subjects", label: "Subjects", example: "orders.>", isList: true },
-  { name: "max_age", label: "Kept for", example: "7d", isOptional: true },
-  { name: "max_bytes", label: "At most this size", example: "10GiB", isOptional: true },
-  { name: "max_messages", label: "At most so many messages", example: "1000000", isNumber: true, isOptional: true },
-  { name: "max_messages_per_subject", label: "Of each subject", example: "1", isNumber: true, isOptional: true },
-  { name: "discard", label: "At a limit", choices: ["old", "new"] },
-  { name: "replicas", label: "Replicas", example: "3", isNumber: true },
-  { name: "min_isr", label: "In sync for writes", example: "2", isNumber: true },
-  { name: "compression", label: "Compression", choices: ["zstd", "lz4", "none"] },
-  { name: "dedupe_window", label: "Deduplication window", example: "2m", isOptional: true },
-  { name: "max_message_bytes", label: "Largest message", example: "64KiB", isOptional: true },
-  { name: "acks", label: "Acks go to", choices: ["reply", "any", "header", "never"] },
-  { name: "managed_by", label: "Managed by (natslog apply)", example: "none", isOptional: true },
-  { name: "prevent_delete", label: "Refuse to delete it", choices: ["no", "yes"], isFlag: true },
+  { name: "subjects", example: "orders.>", isList: true },
+  { name: "max_age", example: "7d", isOptional: true },
+  { name: "max_bytes", example: "10GiB", isOptional: true },
+  { name: "max_messages", example: "1000000", isNumber: true, isOptional: true },
+  { name: "max_messages_per_subject", example: "1", isNumber: true, isOptional: true },
+  { name: "discard", choices: ["old", "new"] },
+  { name: "replicas", example: "3", isNumber: true },
+  { name: "min_isr", example: "2", isNumber: true },
+  { name: "compression", choices: ["zstd", "lz4", "none"] },
+  { name: "dedupe_window", example: "2m", isOptional: true },
+  { name: "max_message_bytes", example: "64KiB", isOptional: true },
+  { name: "acks", choices: ["reply", "any", "header", "never"] },
+  { name: "managed_by", example: "none", isOptional: true },
+  { name: "prevent_delete", choices: ["no", "yes"], isFlag: true },
 ];
+
+// max_age: Max age
+const labelOf = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
 const shown = (field, value) => (field.isFlag ? (value ? "yes" : "no") : value == null ? "" : field.isList ? value.join(" ") : String(value));
 
@@ -88,7 +91,7 @@ export function Settings({ name, info, onChange }) {
     <h2>Settings</h2>
     <form class="fields" onSubmit=${save}>
       ${FIELDS.map(
-        (field) => html`<label key=${field.name}>${field.label}
+        (field) => html`<label key=${field.name}>${labelOf(field.name)}
           ${field.choices
             ? html`<select ...${input(field)}>${field.choices.map((one) => html`<option value=${one}>${one}</option>`)}</select>`
             : html`<input ...${input(field)} autocomplete="off" placeholder=${field.isOptional ? "no limit" : field.example} />`}

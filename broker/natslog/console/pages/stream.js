@@ -10,7 +10,7 @@ import { Publish } from "./publish.js";
 import { Settings } from "./settings.js";
 
 const SUBJECTS = [
-  { name: "subject", title: "Subject", value: (row) => row.subject, show: (row) => visible(row.subject) },
+  { name: "subject", title: "Subject", value: (row) => row.subject, show: (row) => visible(row.subject), isText: true },
   { name: "count", title: "Messages", value: (row) => row.count, show: (row) => count(row.count), isNumber: true },
   { name: "first", title: "First offset", value: (row) => row.first, show: (row) => count(row.first), isNumber: true },
   { name: "last", title: "Last offset", value: (row) => row.last, show: (row) => count(row.last), isNumber: true },
@@ -38,22 +38,22 @@ function AskedSubjects({ name }) {
 function Facts({ info }) {
   const packed = info.compressed;
   const retention = [
-    info.max_age ?? "ever",
-    info.max_bytes && `at most ${bytes(info.max_bytes)}`,
-    info.max_messages && `at most ${count(info.max_messages)} messages`,
-    info.max_messages_per_subject && `the newest ${count(info.max_messages_per_subject)} of each subject`,
+    info.max_age && `max age ${info.max_age}`,
+    info.max_bytes && `max bytes ${bytes(info.max_bytes)}`,
+    info.max_messages && `max messages ${count(info.max_messages)}`,
+    info.max_messages_per_subject && `max messages per subject ${count(info.max_messages_per_subject)}`,
     info.compact && "compacted by key",
   ];
   return html`<dl class="facts">
-    <${Fact} name="Subjects">${info.subjects.join(", ")}<//>
+    <${Fact} name="Subject">${info.subjects.join(", ")}<//>
     <${Fact} name="Messages">${count(info.messages)}<//>
-    <${Fact} name="Offsets">${count(info.log_start_offset)} to ${count(info.high_watermark)}<//>
+    <${Fact} name="Start and end offset">${count(info.log_start_offset)}, ${count(info.high_watermark)}<//>
     <${Fact} name="Removed of these">${count(info.messages == null ? null : info.high_watermark - info.log_start_offset - info.messages)}<//>
-    <${Fact} name="Size">${bytes(info.bytes)}${info.segments ? ` in ${count(info.segments)} ${info.segments === 1 ? "file" : "files"}` : ""}<//>
+    <${Fact} name="Bytes">${bytes(info.bytes)}${info.segments ? ` in ${count(info.segments)} ${info.segments === 1 ? "file" : "files"}` : ""}<//>
     <${Fact} name="Compression">${info.compression}${packed ? `, ${packed.ratio} : 1` : ""}<//>
     <${Fact} name="Leader">${info.leader === null ? "none" : `broker ${info.leader}`}<//>
     <${Fact} name="Replicas">${info.replica_ids.map((id) => `${id}${info.isr.includes(id) ? "" : " (not in sync)"}`).join(", ")}${info.target_replica_ids ? `; moving to ${info.target_replica_ids.join(", ")}` : ""}<//>
-    <${Fact} name="Kept for">${retention.filter(Boolean).join(", ")}<//>
+    <${Fact} name="Limits">${retention.filter(Boolean).join(", ") || "none"}<//>
     <${Fact} name="State">${info.sealed ? "sealed" : info.paused ? "paused" : "recording"}<//>
     <${Fact} name="Created">${time(info.created)}<//>
   </dl>`;
@@ -66,7 +66,7 @@ function Messages({ name, info, who }) {
     ${history?.stream?.messages_per_s &&
     html`<div class="plots">
       <${Plot} title="Messages stored" everyS=${history.every_s} show=${rate} series=${{ messages: history.stream.messages_per_s }} />
-      <${Plot} title="Size" everyS=${history.every_s} show=${bytes} series=${{ bytes: history.stream.bytes }} />
+      <${Plot} title="Bytes" everyS=${history.every_s} show=${bytes} series=${{ bytes: history.stream.bytes }} />
     </div>`}
     <${Browse} name=${name} />
     <${Subjects} name=${name} />

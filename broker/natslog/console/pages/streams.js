@@ -1,21 +1,26 @@
 import { html, useState } from "../vendor/preact.js";
 import { post } from "../api.js";
-import { byteRate, bytes, count, quoted, rate } from "../format.js";
+import { byteRate, bytes, count, quoted, rate, visible } from "../format.js";
 import { useLive } from "../live.js";
 import { Failure, Table, Waiting } from "../parts.js";
 
+// Buckets of key-value and object stores are streams with such names.
+const kindOf = (name) => (name.startsWith("KV_") ? "key-value bucket" : name.startsWith("OBJ_") ? "object store" : "");
+const subjectsOf = ({ subjects }) => subjects.slice(0, 3).join(", ") + (subjects.length > 3 ? ", …" : "");
 const COLUMNS = [
   {
     name: "name",
     title: "Name",
     value: (row) => row.name,
     show: (row) => html`<a href=${`#/streams/${encodeURIComponent(row.name)}`}>${row.name}</a>
-      ${row.state && html` <span class="tag">${row.state}</span>`}`,
+      ${[kindOf(row.name), row.state].filter(Boolean).map((one) => html` <span class="tag">${one}</span>`)}`,
+    isText: true,
   },
+  { name: "subjects", title: "Subject", value: subjectsOf, show: (row) => visible(subjectsOf(row)), isText: true },
   { name: "messages_per_s", title: "Messages/s", value: (row) => row.messages_per_s, show: (row) => rate(row.messages_per_s), isNumber: true },
   { name: "bytes_per_s", title: "Bytes/s", value: (row) => row.bytes_per_s, show: (row) => byteRate(row.bytes_per_s), isNumber: true },
   { name: "messages", title: "Messages", value: (row) => row.messages, show: (row) => count(row.messages), isNumber: true },
-  { name: "bytes", title: "Size", value: (row) => row.bytes, show: (row) => bytes(row.bytes), isNumber: true },
+  { name: "bytes", title: "Bytes", value: (row) => row.bytes, show: (row) => bytes(row.bytes), isNumber: true },
   {
     name: "in_sync",
     title: "In sync",
@@ -24,7 +29,7 @@ const COLUMNS = [
     isNumber: true,
   },
   { name: "leader", title: "Leader", value: (row) => row.leader, show: (row) => (row.leader === null ? html`<span class="bad">none</span>` : `broker ${row.leader}`) },
-  { name: "max_age", title: "Kept for", value: (row) => row.max_age, show: (row) => row.max_age ?? "ever" },
+  { name: "max_age", title: "Max age", value: (row) => row.max_age, show: (row) => row.max_age ?? "none" },
 ];
 
 // The same as a line of the command line, so that what was tried here can be put into a script.
@@ -58,7 +63,7 @@ function Create() {
       <label>Name <input ...${field("name")} required autocomplete="off" /></label>
       <label>Subject <input ...${field("subject")} required autocomplete="off" placeholder="orders.>" /></label>
       <label>Replicas <input ...${field("replicas")} type="number" min="1" max="9" placeholder="default" /></label>
-      <label>Kept for <input ...${field("max_age")} autocomplete="off" placeholder="7d; empty: for ever" /></label>
+      <label>Max age <input ...${field("max_age")} autocomplete="off" placeholder="7d; empty: none" /></label>
       <button type="submit">Create</button>
     </form>
     <p>The same on the command line: <code>${commandOf(given)}</code></p>
@@ -74,6 +79,6 @@ export function Streams({ who }) {
     <${Create} />
     ${overview === null
       ? html`<${Waiting} />`
-      : html`<${Table} rows=${[...streams.values()]} columns=${COLUMNS} caption="Streams" searches=${(row) => row.name} />`}
+      : html`<${Table} rows=${[...streams.values()]} columns=${COLUMNS} caption="Streams" searches=${(row) => `${row.name} ${subjectsOf(row)}`} />`}
   `;
 }

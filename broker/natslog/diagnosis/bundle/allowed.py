@@ -144,6 +144,7 @@ OVERVIEW: Shape = {
     ],
     "streams": {
         "name": [NAME],
+        "subjects": [[NAME]],
         "group": [NAME],
         "state": [WORD],
         "max_age": [WORD],

@@ -23,7 +23,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _WORDS = re.compile(r"[\w{}/.:+-]{0,100}")
 _NAMES = frozenset({"stream", "consumer"})
 _OF_BROKER = re.compile(
-    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) +(natslog[\w.]*|asyncio): "
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+(?:[+-]\d{4})? (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) +(natslog[\w.]*|asyncio): "
 )
 _OF_NATS_SERVER = re.compile(r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+ \[(?:INF|WRN|ERR|FTL|DBG)\] ")
 _FRAME = re.compile(r' *File "[^"]*[/\\]((?:natslog|asyncio|aiohttp|nats)[/\\][\w/\\.]+)", (line \d+, in [\w<>]+)')

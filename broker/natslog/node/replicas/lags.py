@@ -25,6 +25,7 @@ from natslog.node.replicas.stream import HostedStream
 logger = logging.getLogger("natslog.node")
 
 _ASK_WITHIN_S = 2.0
+_STOPPED_AFTER_S = 60.0
 
 LagJson: TypeAlias = dict[str, Any]
 CursorLag: TypeAlias = tuple[CursorRecord, LagJson]
@@ -44,6 +45,13 @@ def lag_json(lag: Lag, stream_id: str) -> LagJson:
         "high_watermark": lag.high_watermark,
         "id": stream_id,
     }
+
+
+def has_stopped(unread_s: float, set_us: int) -> bool:
+    """Whether a consumer has had something to read for a while, and has not moved. Args: `unread_s`: the age of the
+    oldest unread message; `set_us`: when the position last changed.
+    """
+    return min(unread_s, (now_us() - set_us) / 1e6) > _STOPPED_AFTER_S
 
 
 class Lags:
