@@ -125,6 +125,20 @@ def pull(served: ServedConsumer, batch: int = 1) -> None:
     served.wake()
 
 
+def test_a_status_is_sent_together_with_the_messages_before_it(tmp_path: Path) -> None:
+    """nats.js makes its next request when it gets "Message Size Exceeds MaxBytes" before it has processed them."""
+
+    async def story(served: ServedConsumer, owner: Owner) -> None:
+        served.pull("reply", b'{"batch": 5, "max_bytes": 120}')
+        served.wake()
+        await until(lambda: owner.leaf.delivered > 0 and served._pump is None)
+        (sent,) = owner.leaf.sent
+        assert 0 < owner.leaf.delivered < 5
+        assert b"409 Message Size Exceeds MaxBytes" in sent
+
+    served_from(tmp_path, story)
+
+
 def test_request_is_answered_in_the_same_turn_from_what_was_read(tmp_path: Path) -> None:
     async def story(served: ServedConsumer, owner: Owner) -> None:
         pull(served)

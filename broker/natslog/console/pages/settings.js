@@ -5,7 +5,7 @@ import { get, inPath, patch, post, remove } from "../api.js";
 import { quoted } from "../format.js";
 import { Failure, Typed } from "../parts.js";
 
-// Settings by their names, and an example. Empty means no limit where `isOptional`.
+// Settings by their names, and an example. Empty means none where `isOptional`.
 const FIELDS = [
   { name: "subjects", example: "orders.>", isList: true },
   { name: "max_age", example: "7d", isOptional: true },
@@ -94,7 +94,7 @@ export function Settings({ name, info, onChange }) {
         (field) => html`<label key=${field.name}>${labelOf(field.name)}
           ${field.choices
             ? html`<select ...${input(field)}>${field.choices.map((one) => html`<option value=${one}>${one}</option>`)}</select>`
-            : html`<input ...${input(field)} autocomplete="off" placeholder=${field.isOptional ? "no limit" : field.example} />`}
+            : html`<input ...${input(field)} autocomplete="off" placeholder=${field.isOptional ? "none" : field.example} />`}
         </label>`,
       )}
       <button type="submit" disabled=${!changed.length}>Save</button>

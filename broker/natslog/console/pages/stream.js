@@ -48,7 +48,7 @@ function Facts({ info }) {
     <${Fact} name="Subject">${info.subjects.join(", ")}<//>
     <${Fact} name="Messages">${count(info.messages)}<//>
     <${Fact} name="Start and end offset">${count(info.log_start_offset)}, ${count(info.high_watermark)}<//>
-    <${Fact} name="Removed of these">${count(info.messages == null ? null : info.high_watermark - info.log_start_offset - info.messages)}<//>
+    <${Fact} name="Removed messages">${count(info.messages == null ? null : info.high_watermark - info.log_start_offset - info.messages)}<//>
     <${Fact} name="Bytes">${bytes(info.bytes)}${info.segments ? ` in ${count(info.segments)} ${info.segments === 1 ? "file" : "files"}` : ""}<//>
     <${Fact} name="Compression">${info.compression}${packed ? `, ${packed.ratio} : 1` : ""}<//>
     <${Fact} name="Leader">${info.leader === null ? "none" : `broker ${info.leader}`}<//>

@@ -301,8 +301,10 @@ class ServedConsumer:
     def send(self, statuses: list[Status]) -> None:
         """On the leafnode connection, so that they come in order with messages."""
         if statuses:
-            frames = (status_frame(one.to, one.headers, one.reply, self._groups(one.to)) for one in statuses)
-            self._owner.leaf.send_now(b"".join(frames))
+            self._owner.leaf.send_now(b"".join(map(self._status, statuses)))
+
+    def _status(self, one: Status) -> bytes:
+        return status_frame(one.to, one.headers, one.reply, self._groups(one.to))
 
     def _groups(self, to: str) -> list[str]:
         return sorted(self._owner.leaf.interest.groups(to))
@@ -458,12 +460,14 @@ class ServedConsumer:
         reached = machine.reached
         batch = window.batch(first, count, headers_only=machine.config.headers_only)
         found = machine.deliver(batch, is_again=is_again, now_us=now_us, num_pending=left)
-        start = 0
+        start, frames = 0, list[bytes | memoryview]()
         for before, one in found.statuses:
-            self._send_messages(window, first, found, start, before)
-            self.send([one])
+            frames += (self._messages(window, first, found, start, before), self._status(one))
             start = before
-        self._send_messages(window, first, found, start, found.count)
+        frames.append(self._messages(window, first, found, start, found.count))
+        # Together: nats.js makes its next request when it gets a status while it has messages that it has not processed.
+        if sent := frames[0] if len(frames) == 1 else b"".join(frames):
+            self._owner.leaf.send_now(sent)
         if found.count and machine.config.ack_policy == "none":
             self._note_unsent(reached)
         return found.count
@@ -485,9 +489,9 @@ class ServedConsumer:
             self.machine.interest(False, self._owner.now_us())
         self._owner.changed(self)
 
-    def _send_messages(self, window: Window, first: int, found: Delivery, start: int, end: int) -> None:
+    def _messages(self, window: Window, first: int, found: Delivery, start: int, end: int) -> bytes | memoryview:
         if start == end:
-            return
+            return b""
         part = slice(first + start, first + end)
         numbers = np.stack(
             (
@@ -498,7 +502,7 @@ class ServedConsumer:
                 found.pending[start:end],
             )
         )
-        frames = window.messages.frames(
+        return window.messages.frames(
             first + start,
             end - start,
             prefix=self._prefix,
@@ -508,7 +512,6 @@ class ServedConsumer:
             groups=self._groups(found.replies[0]) if len(found.replies) == 1 else (),
             headers_only=self.machine.config.headers_only,
         )
-        self._owner.leaf.send_now(frames)
 
 
 def _text(frames: Frames, start: int, length: int) -> str:
