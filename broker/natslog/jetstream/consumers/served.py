@@ -465,7 +465,7 @@ class ServedConsumer:
             frames += (self._messages(window, first, found, start, before), self._status(one))
             start = before
         frames.append(self._messages(window, first, found, start, found.count))
-        # Together: nats.js makes its next request when it gets a status while it has messages that it has not processed.
+        # Together: nats.js makes its next request if it has messages to be processed when it gets the status.
         if sent := frames[0] if len(frames) == 1 else b"".join(frames):
             self._owner.leaf.send_now(sent)
         if found.count and machine.config.ack_policy == "none":
