@@ -129,7 +129,7 @@ def test_a_status_is_sent_together_with_the_messages_before_it(tmp_path: Path) -
     """nats.js makes its next request when it gets "Message Size Exceeds MaxBytes" before it has processed them."""
 
     async def story(served: ServedConsumer, owner: Owner) -> None:
-        served.pull("reply", b'{"batch": 9, "max_bytes": 120}')
+        served.pull("reply", b'{"batch": 9, "max_bytes": 110}')
         served.wake()
         await until(lambda: owner.leaf.delivered > 0 and served._pump is None)
         (sent,) = owner.leaf.sent
