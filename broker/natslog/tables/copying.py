@@ -9,8 +9,8 @@ read; if another process has committed meanwhile, this one ends (`TableConflict`
 unknown, the table's position tells.
 
 A process of which no message fits ends with an error, with the dead letters committed: after `_MOST_WITHOUT_ROW`, or at
-its end if the table has no rows yet. So what is wrong with all of them is seen at once, and a start after it continues
-behind them.
+its end if the table has no rows (with `merge` they may have been deleted: it goes on). So what is wrong with all of them
+is seen at once, and a start after it continues behind them.
 
 Dead letters are a table of their own with a position of its own, and are committed first. A process that finds it ahead
 (the one before was killed between the two commits) commits up to there, and adds only what is not there.
@@ -275,8 +275,8 @@ class _Copying:
                     gathered = self._commit(gathered)
                 elif is_last:
                     if not stopping.is_set() and self._refused and not self._written:
-                        has_rows = self._retrying.call(self._table, self._table.row_count) > 0
-                        self._check_fit(_MOST_WITHOUT_ROW if has_rows else 1)
+                        had_rows = self._options.merge or self._retrying.call(self._table, self._table.row_count) > 0
+                        self._check_fit(_MOST_WITHOUT_ROW if had_rows else 1)
                     return
         finally:
             reader.close()
