@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -18,6 +17,7 @@ from natslog.nats_server import end_with_parent, free_port, is_listening
 
 _READY_WITHIN_S = 60.0
 _STOP_WITHIN_S = 15.0
+_LOOK_EVERY_S = 0.2
 
 
 class DevCluster:
@@ -41,7 +41,7 @@ class DevCluster:
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self._ports = ports
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._stopping = threading.Event()
+        self._is_stopping = False
 
     def start(self) -> DevCluster:
         """Returns when all are ready.
@@ -59,7 +59,7 @@ class DevCluster:
             for number, port in enumerate(self._ports, start=1):
                 self._processes.append(self._spawn(number, port, secret))
             deadline = time.monotonic() + _READY_WITHIN_S
-            while not self._stopping.is_set() and not all(_is_ready(url) for url in self.urls):
+            while not all(_is_ready(url) for url in self.urls):
                 self._raise_if_ended()
                 if time.monotonic() > deadline:
                     raise NatslogError(f"the brokers were not ready in time: see {self._folder}/broker-*.log")
@@ -116,9 +116,14 @@ class DevCluster:
     def wait(self) -> None:
         """Returns on SIGINT, SIGTERM or SIGHUP. Raises NatslogError if a broker exits by itself."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._stopping.set())
-        while not self._stopping.wait(0.5):
+            signal.signal(number, self._note_signal)
+        while not self._is_stopping:
             self._raise_if_ended()
+            time.sleep(_LOOK_EVERY_S)
+
+    def _note_signal(self, *_: object) -> None:
+        """Takes no lock: a second signal may come within it, and would wait for this one."""
+        self._is_stopping = True
 
     def stop(self) -> None:
         """Sends SIGTERM to one broker after another, so that each can transfer its leaderships; SIGKILL after 15 s."""

@@ -160,9 +160,9 @@ def _run(context: typer.Context, stream: str, place: Any, options: TableOptions,
     rows = 0
 
     def stop(*_: object) -> None:
-        stopping.set()
         for number in _SIGNALS:  # a second one ends the process at once
             signal.signal(number, signal.SIG_DFL)
+        stopping.set()  # nothing waits for it in this thread, which would hold its lock
 
     def started() -> None:
         for number in _SIGNALS:

@@ -9,8 +9,8 @@ read; if another process has committed meanwhile, this one ends (`TableConflict`
 unknown, the table's position tells.
 
 A process of which no message fits ends with an error, with the dead letters committed: after `_MOST_WITHOUT_ROW`, or at
-its end if the table has no rows (with `merge` they may have been deleted: it goes on). So what is wrong with all of them
-is seen at once, and a start after it continues behind them.
+its end if the table has no rows (with `merge` they may have been deleted: it goes on). So the mistake is seen at once,
+and a start after it continues behind them.
 
 Dead letters are a table of their own with a position of its own, and are committed first. A process that finds it ahead
 (the one before was killed between the two commits) commits up to there, and adds only what is not there.
@@ -428,7 +428,7 @@ class Retrying:
                         "%s; it is repeated for %.0f s", error, self._patience_s, extra=event("client.request_repeated")
                     )
                 is_first = False
-            self._stopping.wait(_RETRY_S)
+            time.sleep(_RETRY_S)
 
 
 def commit(
