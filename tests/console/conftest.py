@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.cluster_harness import Cluster, running_cluster
 from tests.harness import publish_acked
@@ -91,3 +91,12 @@ def tab(browser: Browser, cluster: Cluster) -> Iterator[Tab]:
         found.page.set_default_timeout(15_000)
         yield found
         assert not found.problems
+
+
+def from_the_first(tab: Tab) -> Locator:
+    """The messages that the open page of a stream shows, the first one first."""
+    expect(tab.page.get_by_text("the newest first")).to_have_count(1)
+    tab.page.get_by_label("From offset or time").fill("0")
+    tab.page.get_by_role("button", name="Show", exact=True).click()
+    expect(tab.page.get_by_text("the newest first")).to_have_count(0)
+    return tab.page.locator(".message")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.console.conftest import Tab
+from tests.console.conftest import Tab, from_the_first
 from tests.harness import publish_acked, running
 
 SIZE = 5_000_000
@@ -38,7 +38,7 @@ def test_values_of_5_mb_are_shown_in_part(url: str, browser: Browser) -> None:
         tab = Tab(context.new_page(), url)
         tab.page.set_default_timeout(15_000)
         tab.open("streams/large")
-        messages = tab.page.locator(".message")
+        messages = from_the_first(tab)
         expect(messages).to_have_count(len(VALUES))
         for at in range(len(VALUES)):
             message = messages.nth(at)

@@ -191,7 +191,7 @@ def test_a_consumer_that_has_stopped_is_named(tab: Tab, cluster: Cluster) -> Non
     assert urllib3.request("PUT", url, json={"offset": 120, "timestamp": "2026-01-01T00:00:00Z"}).status == 200
     tab.open("consumers")
     settled(tab, "Consumers")
-    expect(tab.page.locator("p.failure")).to_contain_text("late")
+    expect(tab.page.locator("p.failure")).to_contain_text("late", timeout=90_000)  # messages of a minute
     expect(tab.page.get_by_role("row", name="late")).to_contain_text("stopped for")
     tab.open("overview")
     settled(tab, "Overview")

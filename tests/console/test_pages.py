@@ -12,7 +12,7 @@ import urllib3
 from playwright.sync_api import Browser, expect
 
 from tests.cluster_harness import Cluster
-from tests.console.conftest import Tab, publish
+from tests.console.conftest import Tab, from_the_first, publish
 
 PLACES = {
     "overview": "Overview",
@@ -270,7 +270,7 @@ def test_hostile_messages_neither_run_nor_hang(tab: Tab, cluster: Cluster) -> No
     publish(cluster, "h.<b>&amp;", [b"in the subject"])
     publish(cluster, "hostile", [b"x" * 900_000, b'{"a":' * 200_000])
     tab.open("streams/hostile")
-    messages = tab.page.locator(".message")
+    messages = from_the_first(tab)
     expect(messages).to_have_count(len(HOSTILE) + 3)
     for at in range(len(HOSTILE) + 3):
         messages.nth(at).locator("summary").click()

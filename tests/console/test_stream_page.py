@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.cluster_harness import Cluster
-from tests.console.conftest import Tab, publish
+from tests.console.conftest import Tab, from_the_first, publish
 from tests.harness import with_nats
 
 AVRO = {
@@ -104,7 +104,7 @@ def test_arrow_and_avro_payloads(tab: Tab, cluster: Cluster, orders: str) -> Non
     publish(cluster, "parts.a", [sink.getvalue().to_pybytes(), whole, b"\x00\x00\x00\x00\x07" + whole, whole[:4]])
     publish(cluster, "parts.a", [b"\xff\xff\xff\xff" + b"\x10\x00\x00\x00" * 40, b"\x0e"])
     opened(tab, "streams/parts")
-    messages = tab.page.locator(".message")
+    messages = from_the_first(tab)
     messages.nth(0).locator("summary").click()
     messages.nth(0).get_by_role("button", name="Arrow").click()
     expect(messages.nth(0).locator("pre")).to_contain_text("2 rows: id, name")
@@ -219,7 +219,7 @@ def test_hostile_avro_does_not_hang(tab: Tab, cluster: Cluster, orders: str) -> 
     """Billions of items without a byte, and a list that is nested by each byte."""
     publish(cluster, "parts.a", [b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f\x00", b"\x02" * 50_000])
     opened(tab, "streams/parts")
-    messages = tab.page.locator(".message")
+    messages = from_the_first(tab)
     schemas = [
         {"type": "array", "items": "null"},
         {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]},
@@ -247,7 +247,7 @@ def test_hostile_arrow_and_deep_json_do_not_hang(tab: Tab, cluster: Cluster, ord
         cluster, "parts.a", [sink.getvalue().to_pybytes(), fixed.getvalue().to_pybytes(), b"[" * 2048 + b"]" * 2048]
     )
     opened(tab, "streams/parts")
-    messages = tab.page.locator(".message")
+    messages = from_the_first(tab)
     for at in (0, 1):
         messages.nth(at).locator("summary").click()
         messages.nth(at).get_by_role("button", name="Arrow").click()

@@ -67,7 +67,7 @@ export function Browse({ name }) {
   const [isLive, setLive] = useState(false);
   const [isLatest, setLatest] = useState(false);
   const [refused, setRefused] = useState(null);
-  const [found, error] = useCall(() => get(`/v1/streams/${inPath(name)}/search`, { limit: 50, ...asked }), [asked]);
+  const [found, error] = useCall(async () => ({ ...(await get(`/v1/streams/${inPath(name)}/search`, { limit: 50, ...asked })), isNewestFirst: Boolean(asked.newest) }), [asked]);
   const submit = async (event) => {
     event.preventDefault();
     const given = Object.fromEntries(new FormData(event.target));
@@ -97,17 +97,17 @@ export function Browse({ name }) {
       ? html`<${Latest} name=${name} />`
       : isLive
         ? html`<${Live} name=${name} asked=${asked} />`
-        : found && html`<${Page} name=${name} found=${found} isNewestFirst=${Boolean(asked.newest)} onMore=${() => {
+        : found && html`<${Page} name=${name} found=${found} onMore=${() => {
             const { newest, ...others } = asked;
             setAsked({ ...others, start: found.next_offset });
           }} />`}
   </section>`;
 }
 
-function Page({ name, found, isNewestFirst, onMore }) {
-  const messages = isNewestFirst ? found.messages.toReversed() : found.messages;
+function Page({ name, found, onMore }) {
+  const messages = found.isNewestFirst ? found.messages.toReversed() : found.messages;
   return html`
-    <p role="status">${count(messages.length)} messages${isNewestFirst ? ", the newest first" : ""}; searched to offset ${count(found.next_offset)} of ${count(found.high_watermark)}.</p>
+    <p role="status">${count(messages.length)} messages${found.isNewestFirst ? ", the newest first" : ""}; searched to offset ${count(found.next_offset)} of ${count(found.high_watermark)}.</p>
     ${messages.map((one) => html`<${Message} key=${one.offset} stream=${name} message=${one} />`)}
     ${!found.is_complete &&
     html`<button type="button" onClick=${onMore}>Go on from offset ${count(found.next_offset)}</button>`}
