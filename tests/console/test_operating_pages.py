@@ -86,7 +86,7 @@ def test_streams_whose_newest_message_is_a_dead_letter_are_offered(tab: Tab, clu
     publish_with(cluster, "failed", (b"x", {"Natslog-Error": "too large", "Natslog-Subject": "target.a"}))
     tab.open("letters")
     settled(tab, "Dead letters")
-    offered = tab.page.locator("p.tools", has_text="Streams with dead letters").get_by_role("button")
+    offered = tab.page.locator("p.tools", has_text="Streams whose newest message").get_by_role("button")
     expect(offered).to_have_text(["failed"])  # the newest message of the other one is none
     offered.click()
     expect(tab.page.get_by_text("1 dead letters up to offset 1 of 1.")).to_be_visible()

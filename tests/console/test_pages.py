@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -79,7 +81,7 @@ def test_overview_shows_the_cluster_and_what_changes(tab: Tab, cluster: Cluster)
     messages = tab.page.locator(".fact", has_text="Messages").locator("dd")
     for _ in range(20):  # the rate is that of the last seconds, and of brokers that answer in time
         publish(cluster, "shop1.orders", [b"x"] * 500)
-        if messages.inner_text() != "0":
+        if messages.inner_text() != "0/s":
             break
         tab.page.wait_for_timeout(1000)
     else:
@@ -207,6 +209,23 @@ def test_the_newest_messages_are_listed_from_the_newest_on(tab: Tab) -> None:
     messages = tab.page.locator(".message")
     expect(messages.first).to_contain_text('"order": 199')
     expect(messages.last).to_contain_text('"order": 150')
+
+
+@pytest.mark.long
+def test_the_page_says_that_its_broker_hangs(browser: Browser, cluster: Cluster) -> None:
+    """The connection stays open, and nothing comes over it."""
+    broker = cluster.brokers[1]
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{broker.url}/#/overview")
+        expect(page.get_by_text("Healthy: 3 of 3 brokers")).to_be_visible(timeout=60_000)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            expect(page.get_by_text("The connection to the broker was lost")).to_be_visible(timeout=20_000)
+            expect(page.get_by_role("link", name="broker 1")).to_be_visible()
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        expect(page.get_by_text("The connection to the broker was lost")).to_have_count(0, timeout=60_000)
 
 
 def test_streams_are_searched_sorted_and_created(tab: Tab, cluster: Cluster) -> None:

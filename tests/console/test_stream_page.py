@@ -283,7 +283,7 @@ def test_a_message_is_published(tab: Tab, cluster: Cluster, orders: str) -> None
         tab.page.get_by_label("Key").fill("k1")
         tab.page.get_by_label("Headers").fill("a: b\nno header")
         tab.page.get_by_label("Value").fill("it's a test")
-        expect(tab.page.locator("main code")).to_have_text("natslog pub parts.test 'it'\\''s a test'")
+        expect(tab.page.locator("main code")).to_have_text("natslog pub parts.test 'it'\\''s a test' --ack")
         button = tab.page.get_by_role("button", name="Publish", exact=True)
         button.click()
         expect(tab.page.get_by_role("alert")).to_contain_text('"no header" has no name')

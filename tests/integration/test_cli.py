@@ -543,13 +543,19 @@ def test_dev_starts_all_says_ready_and_stops_cleanly_on_interrupt(tmp_path: Path
 def test_dev_with_three_brokers_gives_them_the_leafnode_listener(tmp_path: Path, block: Block) -> None:
     start, create, wait = (shlex.split(line)[1:] for line in block.shell_lines)
     own = ["--data-dir", str(tmp_path / "d"), "--http-port", "0", "--nats-port", "0"]
-    with subprocess.Popen([sys.executable, "-m", "natslog", *start, *own], stdout=subprocess.PIPE, text=True) as dev:
+    command, errors = [sys.executable, "-m", "natslog", *start, *own], tmp_path / "errors"
+    with errors.open("w") as file, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True) as dev:
         assert dev.stdout is not None
         urls = [dev.stdout.readline().split()[1] for _ in range(4)][1:]
         for url in urls:
             eventually(lambda url=url: NatslogClient(url).cluster()["nats_leaf"] == "up", what="the connection")
         natslog(*create, url=urls[0])
         assert "healthy: 3 of 3 brokers" in natslog(*wait, url=urls[0]).stdout
+        children = psutil.Process(dev.pid).children(recursive=True)
+        next(one for one in children if "broker-2" in " ".join(one.cmdline())).kill()
+        eventually(lambda: "broker 2 was killed by signal 9" in errors.read_text(), what="it is stated")
+        assert natslog("cluster", "status", "--json", url=urls[0], check=False).returncode in (0, 1)
+        assert dev.poll() is None, "the others continue"
         dev.terminate()
         assert dev.wait(30) == 0
     alone = natslog("dev", "--data-dir", str(tmp_path / "e"), "--nats-leaf-url", "nats-leaf://a", check=False)

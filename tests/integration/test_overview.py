@@ -105,6 +105,18 @@ def test_history_of_brokers_and_of_a_stream(cluster: Cluster) -> None:
     assert cluster.brokers[0].json("/v1/history?stream=s5")["stream"] == {}, "it has not changed"
 
 
+def test_the_first_messages_of_a_new_stream_are_in_its_history(cluster: Cluster) -> None:
+    cluster.client().create_stream("fresh", "fresh")
+    publish_acked(cluster.nats_url, "fresh", [b"x"] * 1000)
+
+    def stored() -> float:
+        series = cluster.brokers[0].json("/v1/history?stream=fresh")["stream"]
+        return EVERY_S * sum(series.get("messages_per_s", []))
+
+    eventually(lambda: round(stored()) == 1000, 4 * EVERY_S, "all of them are recorded")
+    cluster.client().delete_stream("fresh")
+
+
 @pytest.mark.long
 def test_a_stream_that_was_created_again_has_a_history_of_its_own(cluster: Cluster) -> None:
     client, broker = cluster.client(), cluster.brokers[0]

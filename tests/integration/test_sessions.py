@@ -186,6 +186,26 @@ def test_sessions_outlast_a_restart_until_signing_out(tmp_path: Path) -> None:
         assert "users of the console must sign in again" in broker.output()
 
 
+def test_a_session_that_was_ended_does_not_come_back_where_the_file_cannot_be_written(tmp_path: Path) -> None:
+    with running(tmp_path, environment={"NATSLOG_SECURITY": "true"}) as (_, broker):
+        token = eventually(lambda: [one for one in broker.output().splitlines() if one.startswith("nlt_")])[0]
+        ended = Browser(broker)
+        ended.sign_in(token)
+        (broker.folder / "sessions.json.new").mkdir()
+        cookie = ended.cookie
+        assert ended.ask("DELETE", "/v1/session", Natslog_Csrf=ended.csrf)[0] == 204
+        assert "a restart ends the sessions of the console" in broker.output()
+        broker.terminate()
+        broker.start()
+        ended.cookie = cookie
+        assert ended.ask("GET", "/v1/cluster")[0] == 401
+
+
+def test_a_cookie_that_is_no_text_is_none(secured: tuple[BrokerProcess, str], browser: Browser) -> None:
+    browser.cookie = f"natslog_session_{secured[0].http_port}=a\xff"
+    assert browser.ask("GET", "/v1/cluster")[0] == 401
+
+
 def test_a_sign_in_is_recorded_with_the_identity(secured: tuple[BrokerProcess, str], browser: Browser) -> None:
     broker, token = secured
     browser.sign_in(token)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from natslog.errors import ConfigError, NatslogError
@@ -104,21 +105,38 @@ class DevCluster:
         given = {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_TLS_")}
         return given | self._nats_urls
 
-    def _raise_if_ended(self) -> None:
+    def _ended(self) -> dict[int, str]:
+        """The brokers that have exited, and how."""
+        found = {}
         for number, process in enumerate(self._processes, start=1):
-            if process.poll() is not None:
+            if (code := process.poll()) is not None:
                 log = self._folder / f"broker-{number}.log"
                 last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
                 if self._log["log_format"] == "json" and last.startswith("{"):
                     last = json.loads(last)["message"]
-                raise NatslogError(f"broker {number} exited: {last} (see {log})")
+                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                found[number] = f"broker {number} {how}; the last line of its log, {log}: {last}"
+        return found
 
-    def wait(self) -> None:
-        """Returns on SIGINT, SIGTERM or SIGHUP. Raises NatslogError if a broker exits by itself."""
+    def _raise_if_ended(self) -> None:
+        for why in self._ended().values():
+            raise NatslogError(why)
+
+    def wait(self, report: Callable[[str], None]) -> None:
+        """Returns on SIGINT, SIGTERM or SIGHUP. The others continue when a broker exits, which is reported.
+
+        Raises NatslogError: all of them have exited.
+        """
+        known: dict[int, str] = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._note_signal)
         while not self._is_stopping:
-            self._raise_if_ended()
+            ended = self._ended()
+            if len(ended) == len(self._processes) > 0:
+                raise NatslogError(next(iter(ended.values())))
+            for broker in sorted(ended.keys() - known.keys()):
+                report(f"{ended[broker]}. The others continue; the next start of natslog dev starts it again")
+            known = ended
             time.sleep(_LOOK_EVERY_S)
 
     def _note_signal(self, *_: object) -> None:

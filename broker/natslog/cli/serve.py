@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli.common import broker_extra
-from natslog.cli.output import out
+from natslog.cli.output import err, out
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, is_loopback, load_config
 from natslog.errors import ConfigError, NatslogError
 from natslog.log_events import event, write_log
@@ -139,7 +139,7 @@ def _run_cluster(cluster: DevCluster, nats_url: str) -> None:
         for number, url in enumerate(cluster.urls, start=1):
             out.print(f"HTTP   {url}  (broker {number})")
         out.print("ready")
-        cluster.wait()
+        cluster.wait(lambda text: err.print(text, style="yellow"))
     finally:
         cluster.stop()
 

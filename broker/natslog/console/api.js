@@ -10,6 +10,7 @@ export class ApiError extends Error {
 }
 
 const SESSION = "/v1/session";
+const WITHIN_MS = 60_000;
 let csrf = Promise.resolve(""); // known as soon as the session is
 
 async function send(method, path, body, accept = "application/json") {
@@ -18,9 +19,10 @@ async function send(method, path, body, accept = "application/json") {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch {
-    throw new ApiError(0, { message: "The broker cannot be reached. Check that it is running.", code: "unreachable" });
+    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal: AbortSignal.timeout(WITHIN_MS) });
+  } catch (failure) {
+    const what = failure.name === "TimeoutError" ? `has not answered for ${WITHIN_MS / 1000} s` : "cannot be reached";
+    throw new ApiError(0, { message: `The broker ${what}. Check that it is running.`, code: "unreachable" });
   }
   const text = await response.text();
   if (response.status === 401 && path !== SESSION) dispatchEvent(new Event("natslog-refused")); // the session has ended

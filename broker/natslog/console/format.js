@@ -9,7 +9,7 @@ export function count(value) {
 }
 
 export function rate(value) {
-  return value == null ? UNKNOWN : value === 0 ? "0" : `${short.format(value)}/s`;
+  return value == null ? UNKNOWN : `${short.format(value)}/s`;
 }
 
 export function bytes(value) {
@@ -21,7 +21,7 @@ export function bytes(value) {
 }
 
 export function byteRate(value) {
-  return value == null ? UNKNOWN : value === 0 ? "0" : `${bytes(value)}/s`;
+  return value == null ? UNKNOWN : `${bytes(value)}/s`;
 }
 
 export function seconds(value) {

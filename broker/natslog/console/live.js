@@ -27,16 +27,24 @@ function changed(isConnected) {
 }
 
 const AGAIN_MS = 3000;
+const SILENT_MS = 10_000; // an event comes every two seconds
 let isWanted = false;
 let timer = 0;
+let silence = 0;
+
+function heard() {
+  clearTimeout(silence);
+  silence = setTimeout(() => isWanted && (changed(false), open()), SILENT_MS);
+}
 
 // A browser connects again by itself after a connection was lost, but not after an error was answered.
 function open() {
   source?.close();
   clearTimeout(timer);
   isWanted = true;
+  heard();
   const opened = (source = new EventSource("/v1/live"));
-  opened.addEventListener("overview", (event) => opened === source && take(JSON.parse(event.data)));
+  opened.addEventListener("overview", (event) => opened === source && (heard(), take(JSON.parse(event.data))));
   opened.addEventListener("error", () => {
     if (opened !== source) return;
     changed(false);
@@ -61,6 +69,7 @@ export function useLive(isPermitted) {
 export function close() {
   isWanted = false;
   clearTimeout(timer);
+  clearTimeout(silence);
   source?.close();
   source = null;
   state.overview = null;

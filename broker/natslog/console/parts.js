@@ -78,12 +78,13 @@ export function Table({ rows, columns, caption, searches, first = columns[0].nam
       <span role="status">${count(sorted.length)} of ${count(rows.length)}</span>
     </p>`}
     <div class="scroll" tabindex="0" role="region" aria-label=${caption}>
-      <table>
+      <table role="table">
         <caption>${caption}</caption>
-        <thead>
-          <tr>
+        <thead role="rowgroup">
+          <tr role="row">
             ${columns.map(
               (one) => html`<th
+                role="columnheader"
                 scope="col"
                 class=${kindOf(one)}
                 aria-sort=${one.name === order.name ? (order.isDescending ? "descending" : "ascending") : "none"}
@@ -93,11 +94,11 @@ export function Table({ rows, columns, caption, searches, first = columns[0].nam
             )}
           </tr>
         </thead>
-        <tbody>
+        <tbody role="rowgroup">
           ${sorted.slice(at * ROWS, (at + 1) * ROWS).map(
-            (row) => html`<tr key=${row.key ?? row.name}>
+            (row) => html`<tr role="row" key=${row.key ?? row.name}>
               ${columns.map(
-                (one) => html`<td class=${kindOf(one)} data-title=${one.title}>${(one.show ?? one.value)(row)}</td>`,
+                (one) => html`<td role="cell" class=${kindOf(one)} data-title=${one.title}><div>${(one.show ?? one.value)(row)}</div></td>`,
               )}
             </tr>`,
           )}

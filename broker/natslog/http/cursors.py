@@ -41,7 +41,7 @@ def _shown(cursor: CursorRecord) -> shapes.Cursor:
 def _shown_with_lag(request: web.Request, found: ConsumerCursor, lag: LagJson | None) -> shapes.Cursor:
     shown = _shown(found.cursor)
     shown.lag = _shown_lag(request, shown.stream, lag)
-    shown.stopped = lag is not None and has_stopped(lag["seconds"], found.cursor.set_us)
+    shown.stopped = lag is not None and has_stopped(lag["seconds"], found.cursor.set_us, found.numbers)
     if shown.consumer.startswith(CONSUMER_PREFIX):
         shown.jetstream = _shown_numbers(request, shown.stream, found.numbers)
     return shown

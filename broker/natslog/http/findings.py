@@ -179,8 +179,8 @@ def _of_consumers(stopped: Mapping[str, Sequence[str]]) -> Iterator[shapes.Findi
             "It has messages to read, and has not moved for a minute."
             if len(names) == 1
             else f"They have messages to read, and have not moved for a minute: {', '.join(names[:_NAMED])}{more}.",
-            "Check that they are running, and what they log. Delete those that are no longer used: natslog cursor rm "
-            "CONSUMER STREAM; nats consumer rm STREAM CONSUMER for one named jetstream:CONSUMER.",
+            "Check that their programs are running, what they log, and whether they are paused. Positions that are no "
+            "longer used are deleted with natslog cursor rm CONSUMER STREAM; jetstream:CONSUMER with nats consumer rm.",
         )
         found.count, found.streams = len(names), sorted(stopped)[:_NAMED]
         yield found

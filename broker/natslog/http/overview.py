@@ -85,10 +85,12 @@ async def _gathered(broker: Broker) -> tuple[shapes.Overview, dict[str, Row]]:
     is_current, broker_stats = await asyncio.gather(broker.up_to_date(), broker.history.stats_of_all())
     cluster = shown_cluster(broker, is_current=is_current)
     behind, dedupe_short, stopped = Counter[str](), dict[str, float](), dict[str, list[str]]()
-    for stats in broker_stats.values():
+    streams = broker.state.streams
+    for number, stats in broker_stats.items():
         behind.update(stats.get("behind", {}))
         dedupe_short |= stats.get("dedupe_short", {})
-        stopped |= stats.get("stopped_consumers", {})
+        of_stopped = stats.get("stopped_consumers", {}).items()
+        stopped |= {name: one for name, one in of_stopped if name in streams and streams[name].leader == number}
     shown = [_shown_stats(one, stats, behind[str(one)]) for one, stats in sorted(broker_stats.items())]
     rows = await _rows(broker, broker_stats)
     return shapes.Overview(

@@ -6,7 +6,9 @@ with the token. Browsers send cookies by themselves, so a request that changes s
 `Natslog-Csrf` with the value that the sign-in answered: pages of other sites can neither read nor send it.
 
 Sessions outlast a restart: a file has each of them sealed with AES-256-GCM, by a key that is derived from its cookie,
-which the broker does not keep. Neither the file nor the cookie is of use without the other.
+which the broker does not keep. Neither the file nor the cookie is of use without the other. Where the file cannot be
+replaced it is removed, so that no session is there again that was ended; if it cannot be removed either, signing out
+fails.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import socket
 import time
@@ -28,13 +31,13 @@ from aiohttp import web
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from natslog.errors import Forbidden, InvalidRequest, NatslogError
+from natslog.errors import FileUnavailable, Forbidden, InvalidRequest, NatslogError
 from natslog.http import shapes
 from natslog.http.access import AUDITED, GUARD, LIMITS, access, rights_of
 from natslog.http.bodies import read_body
 from natslog.http.context import BROKER, query
 from natslog.http.shapes import shape_response
-from natslog.log.checked_file import read_checked, write_checked
+from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log_events import event
 
 logger = logging.getLogger("natslog.http")
@@ -66,6 +69,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 _FILE, _FILE_VERSION = "sessions", 1
+_COOKIE = re.compile("[A-Za-z0-9_-]{43}")
 _NONCE = bytes(12)
 """A key seals one session only."""
 
@@ -77,59 +81,89 @@ class Sessions:
         self._path = path
         self._sealed: OrderedDict[str, _Sealed] = OrderedDict()  # by what is derived from the cookie
         self._open: dict[str, Session] = {}  # those that were used since the broker started
-        self._writing = asyncio.Lock()
+        self._has_changed = False
+        self._writer: asyncio.Task[None] | None = None
         try:
             found = read_checked(path, _FILE, _FILE_VERSION) or {}
             self._sealed.update(msgspec.convert(found, dict[str, _Sealed]))
         except (NatslogError, OSError, msgspec.ValidationError) as error:
             logger.warning("users of the console must sign in again: %s", error, extra=event("sessions.lost"))
+        self._drop_expired()
 
     async def begin(self, identity: str, token: str) -> tuple[str, Session]:
         """The value of its cookie, which is a secret."""
-        now_s = time.time()
+        self._drop_expired()
         own = [name for name, one in self._sealed.items() if one.identity == identity]
-        over = [name for name, one in self._sealed.items() if one.until_s <= now_s]
-        for name in [*over, *own[: max(0, len(own) - MOST_OF_ONE + 1)]]:
+        for name in own[: max(0, len(own) - MOST_OF_ONE + 1)]:
             self._drop(name)
         while len(self._sealed) >= MOST_SESSIONS:
             self._drop(next(iter(self._sealed)))
-        session = Session(identity, token, secrets.token_urlsafe(24), now_s + LASTS_S)
+        session = Session(identity, token, secrets.token_urlsafe(24), time.time() + LASTS_S)
         cookie = secrets.token_urlsafe(32)
         name, cipher = _derived(cookie)
         sealed = cipher.encrypt(_NONCE, msgspec.json.encode(session), None)
         self._sealed[name], self._open[name] = _Sealed(identity, session.until_s, sealed), session
-        await self._write()
+        with suppress(FileUnavailable):  # it is logged; the session lasts until a restart
+            await self._written()
         return cookie, session
 
     def of(self, request: web.Request) -> Session | None:
         """The session that the cookie of a request names, if there is one: the same object as long as it lasts."""
-        if (cookie := request.cookies.get(cookie_of(request))) is None:
+        cookie = request.cookies.get(cookie_of(request), "")
+        if not _COOKIE.fullmatch(cookie):
             return None
         name, cipher = _derived(cookie)
-        if (sealed := self._sealed.get(name)) is None or sealed.until_s <= time.time():
+        if (sealed := self._sealed.get(name)) is None:
             return None
-        if name not in self._open:
-            try:
+        try:
+            if name not in self._open:
                 content = cipher.decrypt(_NONCE, sealed.content, None)
-            except InvalidTag:  # the file was changed
-                return None
-            self._open[name] = msgspec.json.decode(content, type=Session)
-        return self._open[name]
+                self._open[name] = msgspec.json.decode(content, type=Session)
+        except (InvalidTag, msgspec.MsgspecError):  # the file was changed, or another version has written it
+            self._drop(name)
+            return None
+        session = self._open[name]
+        return session if 0 < session.until_s - time.time() <= LASTS_S else None
 
     async def end(self, request: web.Request) -> None:
-        if self._drop(_derived(request.cookies.get(cookie_of(request), ""))[0]):
-            await self._write()
+        """Raises FileUnavailable: it would be there again after a restart."""
+        cookie = request.cookies.get(cookie_of(request), "")
+        if _COOKIE.fullmatch(cookie) and self._drop(_derived(cookie)[0]):
+            await self._written()
+
+    def _drop_expired(self) -> None:
+        for name in [name for name, one in self._sealed.items() if one.until_s <= time.time()]:
+            self._drop(name)
 
     def _drop(self, name: str) -> bool:
         self._open.pop(name, None)
         return self._sealed.pop(name, None) is not None
 
+    async def _written(self) -> None:
+        """Returns when the file has what is so now, also where the request is cancelled meanwhile."""
+        self._has_changed = True
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="sessions of the console")
+        await asyncio.shield(self._writer)
+
     async def _write(self) -> None:
-        async with self._writing:
+        while self._has_changed:
+            self._has_changed = False
+            await asyncio.to_thread(self._replace, dict(self._sealed))
+
+    def _replace(self, content: dict[str, _Sealed]) -> None:
+        try:
+            write_checked(self._path, _FILE, _FILE_VERSION, content)
+        except OSError as error:
+            logger.warning("a restart ends the sessions of the console: %s", error, extra=event("sessions.lost"))
             try:
-                await asyncio.to_thread(write_checked, self._path, _FILE, _FILE_VERSION, dict(self._sealed))
-            except OSError as error:
-                logger.warning("a restart ends the sessions of the console: %s", error, extra=event("sessions.lost"))
+                self._path.unlink(missing_ok=True)
+                sync_folder(self._path.parent)
+            except OSError as second:
+                raise FileUnavailable(
+                    f"the session may be there again after a restart, because {self._path} can neither be written nor "
+                    f"removed: {second}. Delete this file, and sign out once more"
+                ) from second
 
 
 def _derived(cookie: str) -> tuple[str, AESGCM]:
@@ -162,7 +196,7 @@ def authorization_of(request: web.Request) -> list[str]:
     is_sign_in = request.method == "POST" and request.path == SESSION_PATH  # which uses no rights of the session
     if request.method not in _READING and not is_sign_in:
         stated = request.headers.get(CSRF_HEADER, "")
-        if not secrets.compare_digest(stated.encode(), session.csrf.encode()):
+        if not secrets.compare_digest(stated.encode(errors="surrogateescape"), session.csrf.encode()):
             raise Forbidden(
                 f"a change with the cookie of a session must have the header {CSRF_HEADER} with the value that the "
                 "sign-in answered: load the page again"

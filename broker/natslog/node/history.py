@@ -23,6 +23,7 @@ import numpy.typing as npt
 from natslog.errors import NatslogError
 from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
+from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
@@ -38,6 +39,8 @@ MOST_STREAMS = 1_000
 """With a ring of their own: 12 KiB each."""
 _TREND_S = 1800
 """Less history shows no trend."""
+_NEW_S = 2 * EVERY_S
+"""A stream that is younger when it is first seen had no message at the sample before."""
 _ASK_WITHIN_S = 2.0
 _STREAMS_AT_ONCE = 200
 _BUSY_TICKS = 60  # a ring is given to another stream if its own has not changed for five minutes
@@ -159,7 +162,9 @@ class History:
                 continue
             if before is None or before[0] != now[0]:
                 self._rings.pop(name, None)  # it is led here from now on, or is another stream
-            else:
+                is_new = now[1] > 0 and now_us() - stream.record.created_us < _NEW_S * 1e6
+                before = (now[0], 0, 0) if is_new else None
+            if before is not None:
                 more, larger = max(0, now[1] - before[1]), max(0, now[2] - before[2])
                 messages += more
                 grown_bytes += larger

@@ -22,6 +22,7 @@ from natslog.errors import NatslogError
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.internal.cursors import Cursors
 from natslog.node.replicas.consumer_cursors import COUNT_WITHIN_S, ConsumerCursors
+from natslog.node.replicas.consumer_records import ConsumerNumbers
 from natslog.node.replicas.lags import Lags, has_stopped
 from natslog.node.replicas.positions import Positions
 
@@ -40,6 +41,7 @@ _UNKNOWN = -1
 LagSeries: TypeAlias = dict[str, dict[str, list[int | None]]]
 """By consumer and unit, the oldest first; None: not known then."""
 _Key: TypeAlias = tuple[str, str, str]  # stream, its id, consumer
+_Consumer: TypeAlias = tuple[str, str]  # stream, name
 
 
 class LagHistory:
@@ -56,7 +58,8 @@ class LagHistory:
         self._cursors, self._consumers = cursors, consumers
         self._rings: dict[_Key, npt.NDArray[np.int64]] = {}
         self.stopped: dict[str, list[str]] = {}
-        self._suspects = set[tuple[str, str]]()
+        self._suspects = set[_Consumer]()
+        self._moves: dict[_Consumer, tuple[int, int]] = {}  # when each last moved, and how long after the time before
         self._tick = 0
         self._task: asyncio.Task[None] | None = None
         cluster.questions.answerers["lag_history"] = self.here
@@ -83,7 +86,7 @@ class LagHistory:
             for name, stream in self._positions.led_here()
             if stream.log is not None
         }
-        positions = dict(self._of_consumers())
+        positions, kept = dict(self._of_consumers()), set[_Consumer]()
         if ends:
             try:
                 found = await self._cursors.find(within_s=_ASK_WITHIN_S)
@@ -92,6 +95,7 @@ class LagHistory:
                 }
             except NatslogError as error:  # their leader is being chosen
                 logger.debug("the lags of cursors are unknown now: %s", error)
+                kept = {one for one in self._suspects if not one[1].startswith(CONSUMER_PREFIX)}
         at = {
             (stream, ends[stream][0], consumer): (offset, max(0, ends[stream][1] - offset))
             for (stream, consumer), (offset, _) in positions.items()
@@ -99,31 +103,40 @@ class LagHistory:
         }
         read = await self._read(at)
         self._tick += 1
-        suspects = set[tuple[str, str]]()
+        unread_s: dict[_Consumer, int] = {}
         for key, (offset, rows) in at.items():
             size_bytes, seconds = read.get((key[0], offset), (_UNKNOWN, _UNKNOWN)) if rows else (0, 0)
             self._note(key, (rows, size_bytes, seconds))
-            if has_stopped(seconds, positions[key[0], key[2]][1]):
-                suspects.add((key[0], key[2]))
+            unread_s[key[0], key[2]] = seconds
         for key in self._rings.keys() - at.keys():
             self._note(key, (_UNKNOWN,) * len(UNITS))
-        suspects -= await self._without_messages(
-            {stream for stream, name in suspects if name.startswith(CONSUMER_PREFIX)}
-        )
+        await self._note_stopped(unread_s, {one: set_us for one, (_, set_us) in positions.items()}, kept)
+
+    async def _note_stopped(
+        self, unread_s: Mapping[_Consumer, int], set_us: Mapping[_Consumer, int], kept: set[_Consumer]
+    ) -> None:
+        """Args: kept: of those that were not looked at, the ones that had stopped."""
+        before = self._moves
+        self._moves = {
+            one: before[one] if one in before and before[one][0] == now else (now, now - before.get(one, (now, 0))[0])
+            for one, now in set_us.items()
+        }
+
+        def stopped(one: _Consumer, numbers: ConsumerNumbers | None = None) -> bool:
+            return has_stopped(unread_s[one], set_us[one], numbers, self._moves[one][1] / 1e6)
+
+        suspects = {one for one in unread_s if stopped(one)}
+        of_jetstream = sorted({stream for stream, name in suspects if name.startswith(CONSUMER_PREFIX)})
+        for stream, found in (await self._consumers.here(of_jetstream, count_within_s=COUNT_WITHIN_S)).items():
+            for position in found:
+                one = stream, CONSUMER_PREFIX + position.name
+                if one in suspects and not stopped(one, position.numbers):
+                    suspects.remove(one)
+        suspects |= kept
         self.stopped = {}
         for stream, consumer in sorted(suspects & self._suspects):
             self.stopped.setdefault(stream, []).append(consumer)
         self._suspects = suspects
-
-    async def _without_messages(self, streams: Iterable[str]) -> set[tuple[str, str]]:
-        """JetStream consumers for which there is no message, whatever others their streams have."""
-        found = await self._consumers.here(sorted(streams), count_within_s=COUNT_WITHIN_S)
-        return {
-            (stream, CONSUMER_PREFIX + one.name)
-            for stream, positions in found.items()
-            for one in positions
-            if one.numbers is not None and not one.numbers.num_pending and not one.numbers.num_ack_pending
-        }
 
     async def _read(self, at: Mapping[_Key, tuple[int, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Bytes and seconds, by stream and offset. Args: `at`: offset and rows behind."""
@@ -138,7 +151,7 @@ class LagHistory:
             for offset, lag in zip(offsets[name], lags, strict=True)
         }
 
-    def _of_consumers(self) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
+    def _of_consumers(self) -> Iterator[tuple[_Consumer, tuple[int, int]]]:
         for stream, positions in self._consumers.led_here().items():
             for one in positions:
                 if one.is_durable:

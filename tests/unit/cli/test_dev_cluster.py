@@ -21,7 +21,7 @@ def send_another(frame, event, argument):
 signal.signal(signal.SIGTERM, lambda *_: None)
 cluster = DevCluster(Path("unused"), "nats://127.0.0.1:1", None, 1, 1, {})
 sys.setprofile(send_another)
-cluster.wait()
+cluster.wait(print)
 """
 
 

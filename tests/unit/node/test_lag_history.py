@@ -12,6 +12,7 @@ import pytest
 from natslog.node import lag_history
 from natslog.node.clock import now_us
 from natslog.node.lag_history import LagHistory
+from natslog.node.replicas import lags
 from natslog.node.replicas.consumer_records import ConsumerNumbers, ConsumerPosition
 
 
@@ -63,8 +64,8 @@ def cursor(consumer: str, offset: int, set_us: int = 0) -> SimpleNamespace:
 
 def test_each_unit_is_noted_and_a_consumer_that_is_deleted_is_unknown_then() -> None:
     cursors = [cursor("behind", 60), cursor("current", 100)]
-    lags = _Lags()
-    history = history_of(lags, cursors)
+    noted = _Lags()
+    history = history_of(noted, cursors)
 
     async def sampled() -> dict[str, dict[str, list[int | None]]]:
         await history.sample()
@@ -78,18 +79,20 @@ def test_each_unit_is_noted_and_a_consumer_that_is_deleted_is_unknown_then() -> 
     }
 
 
-def consumer(name: str, *, pending: int, unacked: int) -> ConsumerPosition:
-    numbers = ConsumerNumbers((0, 0), (0, 0), pending, unacked, 0, 0)
+def consumer(name: str, *, pending: int | None, unacked: int, waiting: int = 0) -> ConsumerPosition:
+    numbers = ConsumerNumbers((0, 0), (0, 0), pending, unacked, 0, waiting)
     return ConsumerPosition(name, 0, 0, is_durable=True, numbers=numbers)
 
 
 def test_a_consumer_has_stopped_if_it_has_messages_and_did_not_move_in_two_samples() -> None:
-    """Not one that moved lately, nor one whose filter leaves out all messages that there are."""
+    """Not one that moved lately, nor one whose filter leaves out all messages that there are, or whose client waits."""
     cursors = [cursor("late", 60), cursor("slow", 0, set_us=now_us()), cursor("current", 100), cursor("recent", 90)]
     consumers = [
         consumer("idle", pending=0, unacked=0),
         consumer("waits", pending=3, unacked=0),
         consumer("holds", pending=0, unacked=2),
+        consumer("uncounted", pending=None, unacked=0),
+        consumer("asks", pending=5, unacked=1, waiting=1),
     ]
     history = history_of(_Lags(seconds_per_row=2), cursors, consumers)
 
@@ -102,21 +105,40 @@ def test_a_consumer_has_stopped_if_it_has_messages_and_did_not_move_in_two_sampl
         await history.sample()
         return [*found, history.stopped]
 
-    jetstream = ["jetstream:holds", "jetstream:waits"]
+    jetstream = ["jetstream:holds", "jetstream:uncounted", "jetstream:waits"]
     stopped = {"s": [*jetstream, "late"]}
     assert asyncio.run(sampled()) == [{}, stopped, {"s": jetstream}]
 
 
+def test_a_consumer_may_take_three_times_as_long_as_between_its_last_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query with a trigger of five minutes has not stopped after ten."""
+    clock = SimpleNamespace(minutes=1000)
+    monkeypatch.setattr(lags, "now_us", lambda: clock.minutes * 60_000_000)
+    cursors = [cursor("slow", 0, set_us=995 * 60_000_000)]
+    history = history_of(_Lags(seconds_per_row=60), cursors)
+
+    async def stopped_after(minutes: int) -> dict[str, list[str]]:
+        clock.minutes += minutes
+        for _ in range(2):
+            await history.sample()
+        return history.stopped
+
+    assert asyncio.run(stopped_after(0)) == {"s": ["slow"]}, "nothing is known of its pace"
+    cursors[0].set_us = 1000 * 60_000_000
+    assert asyncio.run(stopped_after(10)) == {}
+    assert asyncio.run(stopped_after(6)) == {"s": ["slow"]}
+
+
 def test_only_those_furthest_behind_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag_history, "MOST_READ", 2)
-    lags = _Lags()
-    history = history_of(lags, [cursor("a", 90), cursor("b", 10), cursor("c", 50), cursor("d", 100)])
+    noted = _Lags()
+    history = history_of(noted, [cursor("a", 90), cursor("b", 10), cursor("c", 50), cursor("d", 100)])
 
     async def sampled() -> dict[str, dict[str, list[int | None]]]:
         await history.sample()
         return await history.here("s")
 
     found = asyncio.run(sampled())
-    assert lags.asked == {"s": [10, 50]}
+    assert noted.asked == {"s": [10, 50]}
     assert {name: units["bytes"] for name, units in found.items()} == {"a": [None], "b": [900], "c": [500], "d": [0]}
     assert {name: units["rows"] for name, units in found.items()} == {"a": [10], "b": [90], "c": [50], "d": [0]}

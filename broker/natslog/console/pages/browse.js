@@ -53,6 +53,7 @@ export function Message({ stream, message }) {
   </details>`;
 }
 
+const messagesOf = (number) => (number === 1 ? "1 message" : `${count(number)} messages`);
 const isOffset = (text) => /^\d+$/.test(text);
 
 // Where a person wants to begin: an offset; a time, which a broker looks up; "" for the beginning.
@@ -107,7 +108,7 @@ export function Browse({ name }) {
 function Page({ name, found, onMore }) {
   const messages = found.isNewestFirst ? found.messages.toReversed() : found.messages;
   return html`
-    <p role="status">${count(messages.length)} messages${found.isNewestFirst ? ", the newest first" : ""}; searched to offset ${count(found.next_offset)} of ${count(found.high_watermark)}.</p>
+    <p role="status">${messagesOf(messages.length)}${found.isNewestFirst ? ", the newest first" : ""}; searched to offset ${count(found.next_offset)} of ${count(found.high_watermark)}.</p>
     ${messages.map((one) => html`<${Message} key=${one.offset} stream=${name} message=${one} />`)}
     ${!found.is_complete &&
     html`<button type="button" onClick=${onMore}>Go on from offset ${count(found.next_offset)}</button>`}

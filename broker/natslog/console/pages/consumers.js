@@ -12,13 +12,22 @@ const number = (name) => (row) => row.jetstream?.[name] ?? null;
 const isConsumer = (row) => row.consumer.startsWith("jetstream:");
 const ageS = (row) => (Date.now() - Date.parse(row.timestamp)) / 1000;
 
+// As `natslog cursor ls` states it.
+function stateOf({ lag, rewound, stopped, offset, timestamp }) {
+  if (!lag) return "lag unknown";
+  if (lag.lost_rows) return `${count(lag.lost_rows)} deleted by retention before they were read`;
+  if (lag.beyond_rows) return `${count(lag.beyond_rows)} beyond the end`;
+  if (rewound) return `moved back from ${count(rewound.from)}`;
+  if (stopped) return `stopped for ${seconds(ageS({ timestamp }))}`;
+  return (lag.rows ?? lag.high_watermark - offset) > 0 ? "behind" : "ok";
+}
+
 const COLUMNS = (onChoose) => [
   {
     name: "consumer",
     title: "Consumer",
     value: (row) => row.consumer,
-    show: (row) => html`<button type="button" class="plain" onClick=${() => onChoose(row)}>${row.consumer}</button>
-      ${row.stopped && html` <span class="tag bad">stopped for ${seconds(ageS(row))}</span>`}`,
+    show: (row) => html`<button type="button" class="plain" onClick=${() => onChoose(row)}>${row.consumer}</button>`,
     isText: true,
   },
   {
@@ -36,6 +45,7 @@ const COLUMNS = (onChoose) => [
     { name, title, value: number(name), show: (row) => count(number(name)(row)), isNumber: true }
   )),
   { name: "timestamp", title: "Set", value: (row) => row.timestamp, show: (row) => time(row.timestamp), isText: true },
+  { name: "state", title: "State", value: stateOf, show: (row) => html`<span class=${/^(ok|behind)$/.test(stateOf(row)) ? "" : "bad"}>${stateOf(row)}</span>`, isText: true },
 ];
 
 // What the JetStream API states of a consumer, as CONSUMER.INFO does.

@@ -22,15 +22,16 @@ const search = (stream, query) =>
 const isLetter = (message) => headerOf(message, "natslog-subject") !== undefined;
 
 // Of these streams, those whose newest message is a dead letter: one after another, the likely ones first.
-async function withLetters(names) {
+async function withLetters(names, isWanted) {
   const hints = /dead|letter|dlq|fail|error/i;
   const found = [];
   for (const name of names.toSorted((a, b) => hints.test(b) - hints.test(a)).slice(0, MOST_STREAMS)) {
+    if (!isWanted()) break;
     try {
       if ((await search(name, { newest: 1, limit: 1 })).messages.some(isLetter)) found.push(name);
-    } catch {
-      continue; // it may not be read, or has no leader; who asks for it by its name is told
-    }
+    } catch (failure) {
+      if (failure.status === 401 || failure.status === 403) break; // each refusal is in the audit log
+    } // others, as of a stream without a leader, are stated to who asks for it by its name
   }
   return found;
 }
@@ -158,17 +159,23 @@ function Group({ stream, group, onSending }) {
 
 export function Letters({ who, query }) {
   const { overview, streams } = useLive(who.may_monitor);
-  const [candidates] = useCall(() => withLetters([...streams.keys()]), [overview === null]);
+  const isShown = useRef(true);
+  useEffect(() => () => (isShown.current = false), []);
+  const [candidates] = useCall(() => withLetters([...streams.keys()], () => isShown.current), [overview === null]);
   const [stream, setStream] = useState(query.get("stream") ?? "");
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
   const [sending, setSending] = useState(0); // groups; other letters would replace them
+  const asked = useRef(0);
   const look = async (start, name = stream) => {
+    const number = ++asked.current;
     setStream(name);
     setError(null);
     try {
-      setFound({ ...(await lettersFrom(name, start)), stream: name, start });
+      const letters = await lettersFrom(name, start);
+      if (number === asked.current) setFound({ ...letters, stream: name, start });
     } catch (failure) {
+      if (number !== asked.current) return;
       setFound(null);
       setError(failure);
     }
@@ -178,8 +185,9 @@ export function Letters({ who, query }) {
     <p>Messages that could not be sent or used, with the reason in the header <code>Natslog-Error</code> and their subject in${" "}
       <code>Natslog-Subject</code>: Spark's sink writes them (<code>onError=deadletter</code>). Those that are sent again stay in this stream; a
       second sending is stored once by a stream that deduplicates.</p>
+    ${candidates?.length === 0 && html`<p>No stream was found whose newest message is a dead letter; others are shown by their names.</p>`}
     ${candidates?.length > 0 &&
-    html`<p class="tools">Streams with dead letters:
+    html`<p class="tools">Streams whose newest message is a dead letter:
       ${candidates.map((name) => html`<button type="button" key=${name} disabled=${sending > 0} onClick=${() => look("earliest", name)}>${name}</button>`)}</p>`}
     <form class="tools" onSubmit=${(event) => (event.preventDefault(), look("earliest"))}>
       <label>Stream <input list="streams" required autocomplete="off" value=${stream} onInput=${(event) => setStream(event.target.value)} /></label>

@@ -49,7 +49,7 @@ export function Publish({ name, info }) {
       <label class="wide">Value <textarea ...${field("value")} rows="6" spellcheck="false"></textarea></label>
       <button type="submit" disabled=${isSending}>Publish</button>
     </form>
-    <p>The same on the command line: <code>natslog pub ${quoted(given.subject || "SUBJECT")} ${quoted(given.value || "VALUE")}</code></p>
+    <p>The same on the command line: <code>natslog pub ${quoted(given.subject || "SUBJECT")} ${quoted(given.value || "VALUE")} --ack</code></p>
     <${Failure} error=${error} />
     ${stored && html`<p class="healthy" role="status">Stored at offset ${count(stored.offset)}${stored.duplicate ? ", where it was already" : ""}.${" "}
       <a href=${`#/streams/${inPath(name)}`}>Show the newest messages</a></p>`}

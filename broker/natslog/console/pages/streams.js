@@ -6,7 +6,7 @@ import { Failure, Table, Waiting } from "../parts.js";
 
 // Buckets of key-value and object stores are streams with such names.
 const kindOf = (name) => (name.startsWith("KV_") ? "key-value bucket" : name.startsWith("OBJ_") ? "object store" : "");
-const subjectsOf = ({ subjects }) => subjects.slice(0, 3).join(", ") + (subjects.length > 3 ? ", …" : "");
+const subjectsOf = ({ subjects = [] }) => subjects.slice(0, 3).join(", ") + (subjects.length > 3 ? ", …" : "");
 const COLUMNS = [
   {
     name: "name",

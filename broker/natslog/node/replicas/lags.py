@@ -18,6 +18,7 @@ from natslog.log import Lag, StreamLog
 from natslog.log_events import event
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
+from natslog.node.replicas.consumer_records import ConsumerNumbers
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
@@ -47,11 +48,17 @@ def lag_json(lag: Lag, stream_id: str) -> LagJson:
     }
 
 
-def has_stopped(unread_s: float, set_us: int) -> bool:
-    """Whether a consumer has had something to read for a while, and has not moved. Args: `unread_s`: the age of the
-    oldest unread message; `set_us`: when the position last changed.
+def has_stopped(unread_s: float, set_us: int, numbers: ConsumerNumbers | None = None, pace_s: float = 0.0) -> bool:
+    """Whether a consumer has had something to read for a while, and has not moved.
+
+    Args:
+        unread_s: the age of the oldest unread message. set_us: when the position last changed. numbers: of a JetStream
+            consumer, where they are known: a client waits for messages, or there are none for it. pace_s: between the
+            last changes of its position; it may take three times as long.
     """
-    return min(unread_s, (now_us() - set_us) / 1e6) > _STOPPED_AFTER_S
+    if numbers is not None and (numbers.num_waiting or (numbers.num_pending == 0 and not numbers.num_ack_pending)):
+        return False
+    return min(unread_s, (now_us() - set_us) / 1e6) > max(_STOPPED_AFTER_S, 3 * pace_s)
 
 
 class Lags:
