@@ -176,6 +176,7 @@ def test_pub_without_payload_takes_standard_input_as_one_message(
         (["x.{a}", "plain"], None, "line 1 is not JSON"),
         (["x.{a}", '{"b": 1}'], None, "line 1 has no field 'a'; it has b"),
         (["x", "y", "--file", "FILE"], "", "either a PAYLOAD or --file"),
+        (["x", "y", "--format", "csv"], "", "--format csv is for rows: give --file FILE"),
         (["x", "--file", "/nosuch"], None, "cannot read /nosuch"),
         (["{a}", "--file", "FILE"], "x\n", "lines have no fields"),
         (["{a}", "--file", "FILE", "--format", "csv"], "b\n1\n", "line 2 has no field 'a'; it has b"),

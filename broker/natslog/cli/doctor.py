@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from natslog.config import BrokerConfig
     from natslog.diagnosis.outcomes import Report
 
+_CHECK_WIDTH = 32  # several that failed for one reason are in one cell
 _STYLES = {"warning": "yellow", "problem": "bold red", "not checked": "dim"}
 
 
@@ -81,8 +82,8 @@ def shown_progress() -> Iterator[Callable[[str], None]]:
 
 def _show(report: Report) -> None:
     table = table_of([], [])
-    for name in ("result", "check", "found"):
-        table.add_column(name, overflow="fold")
+    for name, most in (("result", None), ("check", _CHECK_WIDTH), ("found", None)):
+        table.add_column(name, overflow="fold", max_width=most)
     for (state, found), alike in groupby(report.outcomes, key=lambda one: (one.state, one.found)):
         checks = ", ".join(dict.fromkeys(one.check for one in alike))  # those of one probe that failed are one line
         table.add_row(state, checks, out.shown(found), style=_STYLES.get(state))

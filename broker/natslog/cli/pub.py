@@ -141,6 +141,8 @@ def pub(
         raise InvalidRequest(_NOTHING_GIVEN)
     if file is not None and form == "lines" and (key is not None or "{" in subject):
         raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
+    if file is None and form != "lines":
+        raise InvalidRequest(f"--format {form} is for rows: give --file FILE, or --file - for standard input")
     if form != "csv" and (types is not None or strings):
         raise InvalidRequest("--types and --strings require --format csv")
     declared, headers = declared_types(types or ""), list(map(_header_of, header or []))

@@ -19,7 +19,7 @@ const spaced = (value, isNew) => JSON.stringify(value, isNew ? (_, one) => one ?
 
 // What was changed: the request, or the values before and after.
 function change({ before, after, message }) {
-  if (after?.path) return [after.method, after.path, after.query, asJson(after.body)].filter(Boolean).join(" ");
+  if (after?.path) return [after.method, after.path, after.query, asJson(after.body), after.status && `→ ${after.status}`].filter(Boolean).join(" ");
   const values = [before, after].filter((one) => one !== undefined && one !== null);
   return [message, values.map((one) => spaced(one, values.length === 1)).join(" → ")].filter(Boolean).join(" ");
 }

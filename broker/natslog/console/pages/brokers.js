@@ -28,7 +28,7 @@ function Broker({ broker, stats, isMetadataLeader, mayAdminister }) {
     <dl class="facts">
       <${Fact} name="URL">${broker.url ?? "not registered"}<//>
       <${Fact} name="Rack">${broker.rack || "none"}<//>
-      <${Fact} name="Leads">${count(broker.leads)} streams<//>
+      <${Fact} name="Leads">${count(broker.leads)} streams, internal ones included<//>
       <${Fact} name="Replicas">${count(broker.in_sync)} of ${count(broker.replicas)} in sync<//>
       ${stats?.behind > 0 &&
       html`<${Fact} name="Catching up">${count(stats.behind)} messages${left === null ? "" : `, about ${seconds(left)} more`}<//>`}
