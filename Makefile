@@ -11,7 +11,7 @@ MACHINE ?= $(shell uname -m)
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help install dependencies console kernels check prepare test test-all test-extended affected size sim jetstream fuzz chaos soak bench notebooks site sbom wheel demo format clean jar java python
+.PHONY: help install dependencies console kernels check prepare test test-all test-extended affected size walks sim jetstream fuzz chaos soak bench notebooks site sbom wheel demo format clean jar java python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ affected: $(NEEDED) ## the long tests whose subject has changed: SINCE=commit; 1
 
 size: $(STAMP) ## lines of product code by package and language
 	@$(BIN)/python -m tests.size
+
+walks: $(FOR_TESTS) kernels ## how many functions one request passes, in how many files: ARGS="--calls fetch" names them
+	@$(BIN)/python -m tests.walks $(ARGS)
 
 sim: $(FOR_TESTS) ## the pure cores under faults: SEEDS=2000 of them, or one, with its trace: SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),$(SEED),--seeds $(or $(SEEDS),2000))
