@@ -32,7 +32,7 @@ let isWanted = false;
 let timer = 0;
 let silence = 0;
 
-function heard() {
+function noteEvent() {
   clearTimeout(silence);
   silence = setTimeout(() => isWanted && (changed(false), open()), SILENT_MS);
 }
@@ -42,9 +42,9 @@ function open() {
   source?.close();
   clearTimeout(timer);
   isWanted = true;
-  heard();
+  noteEvent();
   const opened = (source = new EventSource("/v1/live"));
-  opened.addEventListener("overview", (event) => opened === source && (heard(), take(JSON.parse(event.data))));
+  opened.addEventListener("overview", (event) => opened === source && (noteEvent(), take(JSON.parse(event.data))));
   opened.addEventListener("error", () => {
     if (opened !== source) return;
     changed(false);
