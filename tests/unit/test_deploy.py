@@ -24,7 +24,7 @@ TEXT = ALERTS.read_text()
 NAMES = re.findall(r"^ +- alert: (\w+)$", TEXT, re.MULTILINE)
 CODES_OF_ALERTS = re.findall(r"labels: \{severity: (\w+), code: (\w+)\}", TEXT)
 NO_ALERT = {"broker_silent", "consumer_stopped", "stream_dedupe_short"}
-"""`up` is 0 for a broker that does not answer Prometheus, which is `broker_down`. NatslogConsumerBehind is for consumers
+"""`up` is 0 for a broker that does not answer Prometheus: `broker_down`. NatslogConsumerBehind is for consumers
 that stay behind for a quarter of an hour, stopped or not. A window of message ids that is shorter than configured is no
 fault: publishers decide how many they send (`natslog_stream_dedupe_window_seconds`)."""
 
