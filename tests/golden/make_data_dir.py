@@ -29,6 +29,7 @@ from tests.harness import BrokerProcess, eventually, publish_acked, with_nats
 from tests.released import V0_1_0, use_release
 
 SMALL = {"segment_bytes": "8KiB", "retention_interval": "300ms"}
+_OF_NOW = ("lag", "stopped")  # of a cursor: how it is at this moment; 0.2.0 does not state the second
 _CREATED_AT_START = ("lock", "pulse", "staged", "reserve")
 
 
@@ -160,7 +161,7 @@ def answers_of(url: str) -> dict[str, Any]:
             name: {field: one[field] for field in (*settings, *positions)} | {"messages": _messages(url, name)}
             for name, one in sorted(streams.items())
         },
-        "cursors": [{name: one[name] for name in one if name != "lag"} for one in _get(url, "/v1/cursors")],
+        "cursors": [{name: one[name] for name in one if name not in _OF_NOW} for one in _get(url, "/v1/cursors")],
         "last_append": {name: _get(url, "/v1/streams/orders/appends/nightly")[name] for name in ("batch", "start")},
     }
 
