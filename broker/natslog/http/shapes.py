@@ -1030,6 +1030,7 @@ class NewCursor(msgspec.Struct, forbid_unknown_fields=True):
     stream: Name | UnsetType = UNSET
     rewound: Any = UNSET
     lag: Any = UNSET
+    stopped: Any = UNSET
 
 
 class OneOfCursors(msgspec.Struct, forbid_unknown_fields=True):
