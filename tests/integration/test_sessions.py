@@ -201,6 +201,23 @@ def test_a_session_that_was_ended_does_not_come_back_where_the_file_cannot_be_wr
         assert ended.ask("GET", "/v1/cluster")[0] == 401
 
 
+def test_signing_out_fails_as_long_as_the_session_would_come_back(tmp_path: Path) -> None:
+    """The file can neither be replaced nor removed: in its place there is a folder with something in it."""
+    with running(tmp_path, environment={"NATSLOG_SECURITY": "true"}) as (_, broker):
+        token = eventually(lambda: [one for one in broker.output().splitlines() if one.startswith("nlt_")])[0]
+        user = Browser(broker)
+        user.sign_in(token)
+        kept = broker.folder / "sessions.json"
+        kept.rename(kept.with_suffix(".aside"))
+        (kept / "something").mkdir(parents=True)
+        for _ in range(2):  # the second time as well, although it is signed out here
+            status, found = user.ask("DELETE", "/v1/session", Natslog_Csrf=user.csrf)
+            assert (status, found["error"]["code"]) == (503, "file_unavailable")
+        (kept / "something").rmdir()
+        kept.rmdir()
+        assert user.ask("DELETE", "/v1/session", Natslog_Csrf=user.csrf)[0] == 204
+
+
 def test_a_cookie_that_is_no_text_is_none(secured: tuple[BrokerProcess, str], browser: Browser) -> None:
     browser.cookie = f"natslog_session_{secured[0].http_port}=a\xff"
     assert browser.ask("GET", "/v1/cluster")[0] == 401

@@ -105,37 +105,38 @@ class DevCluster:
         given = {name: value for name, value in os.environ.items() if not name.startswith("NATSLOG_TLS_")}
         return given | self._nats_urls
 
-    def _ended(self) -> dict[int, str]:
-        """The brokers that have exited, and how."""
-        found = {}
-        for number, process in enumerate(self._processes, start=1):
-            if (code := process.poll()) is not None:
-                log = self._folder / f"broker-{number}.log"
-                last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
-                if self._log["log_format"] == "json" and last.startswith("{"):
-                    last = json.loads(last)["message"]
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-                found[number] = f"broker {number} {how}; the last line of its log, {log}: {last}"
-        return found
+    def _ended(self) -> dict[int, int]:
+        """The brokers that have exited, with their exit codes."""
+        codes = {number: process.poll() for number, process in enumerate(self._processes, start=1)}
+        return {number: code for number, code in codes.items() if code is not None}
+
+    def _how_ended(self, number: int, code: int) -> str:
+        log = self._folder / f"broker-{number}.log"
+        last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+        if self._log["log_format"] == "json" and last.startswith("{"):
+            last = json.loads(last)["message"]
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return f"broker {number} {how}; the last line of its log, {log}: {last}"
 
     def _raise_if_ended(self) -> None:
-        for why in self._ended().values():
-            raise NatslogError(why)
+        for number, code in self._ended().items():
+            raise NatslogError(self._how_ended(number, code))
 
     def wait(self, report: Callable[[str], None]) -> None:
         """Returns on SIGINT, SIGTERM or SIGHUP. The others continue when a broker exits, which is reported.
 
         Raises NatslogError: all of them have exited.
         """
-        known: dict[int, str] = {}
+        known: dict[int, int] = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._note_signal)
         while not self._is_stopping:
             ended = self._ended()
             if len(ended) == len(self._processes) > 0:
-                raise NatslogError(next(iter(ended.values())))
+                raise NatslogError(self._how_ended(*next(iter(ended.items()))))
             for broker in sorted(ended.keys() - known.keys()):
-                report(f"{ended[broker]}. The others continue; the next start of natslog dev starts it again")
+                how = self._how_ended(broker, ended[broker])
+                report(f"{how}. The others continue; the next start of natslog dev starts it again")
             known = ended
             time.sleep(_LOOK_EVERY_S)
 

@@ -70,6 +70,8 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 _FILE, _FILE_VERSION = "sessions", 1
 _COOKIE = re.compile("[A-Za-z0-9_-]{43}")
+_CLOCK_STEP_S = 60.0
+"""By so much the clock may be set back while sessions last; further, it would prolong them."""
 _NONCE = bytes(12)
 """A key seals one session only."""
 
@@ -100,8 +102,8 @@ class Sessions:
             self._drop(next(iter(self._sealed)))
         session = Session(identity, token, secrets.token_urlsafe(24), time.time() + LASTS_S)
         cookie = secrets.token_urlsafe(32)
-        name, cipher = _derived(cookie)
-        sealed = cipher.encrypt(_NONCE, msgspec.json.encode(session), None)
+        name = _derived(cookie, b"name").hex()
+        sealed = AESGCM(_derived(cookie, b"key")).encrypt(_NONCE, msgspec.json.encode(session), None)
         self._sealed[name], self._open[name] = _Sealed(identity, session.until_s, sealed), session
         with suppress(FileUnavailable):  # it is logged; the session lasts until a restart
             await self._written()
@@ -112,23 +114,24 @@ class Sessions:
         cookie = request.cookies.get(cookie_of(request), "")
         if not _COOKIE.fullmatch(cookie):
             return None
-        name, cipher = _derived(cookie)
+        name = _derived(cookie, b"name").hex()
         if (sealed := self._sealed.get(name)) is None:
             return None
         try:
             if name not in self._open:
-                content = cipher.decrypt(_NONCE, sealed.content, None)
+                content = AESGCM(_derived(cookie, b"key")).decrypt(_NONCE, sealed.content, None)
                 self._open[name] = msgspec.json.decode(content, type=Session)
         except (InvalidTag, msgspec.MsgspecError):  # the file was changed, or another version has written it
             self._drop(name)
             return None
         session = self._open[name]
-        return session if 0 < session.until_s - time.time() <= LASTS_S else None
+        return session if 0 < session.until_s - time.time() < LASTS_S + _CLOCK_STEP_S else None
 
     async def end(self, request: web.Request) -> None:
         """Raises FileUnavailable: it would be there again after a restart."""
         cookie = request.cookies.get(cookie_of(request), "")
-        if _COOKIE.fullmatch(cookie) and self._drop(_derived(cookie)[0]):
+        is_dropped = _COOKIE.fullmatch(cookie) and self._drop(_derived(cookie, b"name").hex())
+        if is_dropped or self._has_changed:
             await self._written()
 
     def _drop_expired(self) -> None:
@@ -149,7 +152,11 @@ class Sessions:
     async def _write(self) -> None:
         while self._has_changed:
             self._has_changed = False
-            await asyncio.to_thread(self._replace, dict(self._sealed))
+            try:
+                await asyncio.to_thread(self._replace, dict(self._sealed))
+            except FileUnavailable:
+                self._has_changed = True  # the next sign-in or sign-out tries again
+                raise
 
     def _replace(self, content: dict[str, _Sealed]) -> None:
         try:
@@ -166,10 +173,9 @@ class Sessions:
                 ) from second
 
 
-def _derived(cookie: str) -> tuple[str, AESGCM]:
-    """The name of a session in the file, and its cipher."""
-    name, key = (hmac.digest(cookie.encode(), what, "sha256") for what in (b"name", b"key"))
-    return name.hex(), AESGCM(key)
+def _derived(cookie: str, what: bytes) -> bytes:
+    """The name of a session in the file, or the key that seals it."""
+    return hmac.digest(cookie.encode(), what, "sha256")
 
 
 def cookie_of(request: web.Request) -> str:
