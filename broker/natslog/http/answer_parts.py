@@ -166,15 +166,17 @@ class PartMaker:
             if has_slot:
                 threads = await making.enter_async_context(self._answers.slot(self._host))
             plan = held.enter_context(await self._planned(start, end))
-            if not has_slot and self._made_bytes(plan) > QUICK_BYTES:
+            is_rewritten, made_bytes = self._is_rewritten(plan), self._cut_bytes(plan)
+            if not has_slot and (plan.length if is_rewritten else made_bytes) > QUICK_BYTES:
                 plan.close()  # while other requests run, this one keeps no file open
                 threads = await making.enter_async_context(self._answers.slot(self._host))
                 plan = held.enter_context(await self._planned(start, end))
-            if self._rewrites(plan):
+                is_rewritten, made_bytes = self._is_rewritten(plan), self._cut_bytes(plan)
+            if is_rewritten:
                 body = await in_thread(threads, _rewritten, plan, self._asked)
                 plan.close()
                 return plan, [held.enter_context(await self._answers.keep(body))]
-            before, after = await in_thread(threads, _cut, plan, self._asked) if self._is_cut(plan) else (b"", b"")
+            before, after = await in_thread(threads, _cut, plan, self._asked) if made_bytes else (b"", b"")
             planned_end = plan.next_offset
             stored = await self._stored(plan)
             if stored is None:
@@ -213,22 +215,19 @@ class PartMaker:
         log = self._stream.usable_log()
         return log.latest_views.renewed(view, log.high_watermark, time.monotonic())
 
-    def _made_bytes(self, plan: ReadPlan) -> int:
-        """Stored bytes of what is made in memory."""
-        if self._rewrites(plan):
-            return plan.length
-        return plan.uneven_bytes if self._is_cut(plan) else 0
-
-    def _rewrites(self, plan: ReadPlan) -> bool:
+    def _is_rewritten(self, plan: ReadPlan) -> bool:
         return _rewrites(plan, self._asked, projects=self._projects)
 
-    def _is_cut(self, plan: ReadPlan) -> bool:
-        """Whether rows of its outer batches are left out: they were not asked for, or were purged."""
+    def _cut_bytes(self, plan: ReadPlan) -> int:
+        """The stored bytes of outer batches of which rows are left out: they were not asked for, or were purged."""
+        uneven_bytes = plan.uneven_bytes
+        if not uneven_bytes:
+            return 0
         begins_purged = bool(plan.ranges) and plan.ranges[0].start < self._stream.usable_log().first_readable_offset
         takes_whole = self._asked.takes_whole and not begins_purged
         if takes_whole and not self._asked.has_offsets:
             takes_whole = not plan.has_uneven_gaps  # the client could not cut it
-        return plan.uneven_bytes > 0 and not takes_whole
+        return 0 if takes_whole else uneven_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +246,10 @@ class Piece:
 def piece_in_memory(stream: HostedStream, asked: Question, start: int, end: int | None) -> Piece | None:
     """Of the last small commits, if `[start, end)` consists of them, and no message in it is hidden. Does not block."""
     log = stream.usable_log()
-    end = log.high_watermark if end is None else min(end, log.high_watermark)
+    at = log.positions()
+    end = at.high_watermark if end is None else min(end, at.high_watermark)
     most_rows = _MOST_CHOSEN_IN_MEMORY if asked.ndjson or asked.filters else _MOST_IN_MEMORY
-    is_recent = log.high_watermark - start <= _MOST_IN_MEMORY and log.first_readable_offset <= start < end
+    is_recent = at.high_watermark - start <= _MOST_IN_MEMORY and at.first_readable_offset <= start < end
     is_recent = is_recent and end - start <= most_rows
     if not is_recent or asked.view is not None or log.visibility.has_rules or log.visibility.removed.count(start, end):
         return None

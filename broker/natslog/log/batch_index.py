@@ -49,13 +49,13 @@ class BatchIndex:
         self.max_timestamps_us = array("q")
 
     def __len__(self) -> int:
-        return len(self.max_timestamps_us)  # the column appended last: what it counts is whole
+        return len(self.end_offsets)  # the column appended last: what it counts is whole
 
     def __getitem__(self, at: int) -> BatchEntry:
         return BatchEntry(*(column[at] for column in self._columns()))
 
     def _columns(self) -> tuple[array[int], ...]:
-        """In the order of the fields of `BatchEntry`; the last one is appended last."""
+        """In the order of the fields of `BatchEntry`."""
         return (
             self.base_offsets,
             self.end_offsets,
@@ -67,20 +67,20 @@ class BatchIndex:
 
     def append(self, entry: BatchEntry) -> None:
         self.base_offsets.append(entry.base_offset)
-        self.end_offsets.append(entry.end_offset)
         self.rows.append(entry.rows)
         self.positions.append(entry.position)
         self.lengths.append(entry.length)
         self.max_timestamps_us.append(entry.max_timestamp_us)
+        self.end_offsets.append(entry.end_offset)
 
     def extend(self, batches: npt.NDArray[np.int64], position: int) -> None:
         """Appends the batches of a small run (`wire.small_batches`). `position`: of its first byte in the file."""
         self.base_offsets.frombytes(batches[:, BASE].tobytes())
-        self.end_offsets.frombytes(batches[:, END].tobytes())
         self.rows.frombytes(batches[:, ROWS].tobytes())
         self.positions.frombytes((batches[:, POSITION] + position).tobytes())
         self.lengths.frombytes((batches[:, HEADER_BYTES] + batches[:, BODY_BYTES]).tobytes())
         self.max_timestamps_us.frombytes(batches[:, NEWEST].tobytes())
+        self.end_offsets.frombytes(batches[:, END].tobytes())
 
     def has(self, at: int, batches: npt.NDArray[np.int64]) -> bool:
         """Whether the batches from `at` on are these of a small run."""

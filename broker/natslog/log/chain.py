@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from natslog.errors import CorruptLog
 from natslog.log.recovery import Damage
@@ -17,6 +17,19 @@ from natslog.log.segment import ActiveSegment, open_segment
 
 Segment: TypeAlias = ActiveSegment | SealedSegment
 T = TypeVar("T")
+
+
+class Positions(NamedTuple):
+    """Where a log begins and ends, at one moment.
+
+    `first_readable_offset`: where it begins for readers, which is at its first file, or where it was purged or limited
+    up to. `high_watermark`: what lies below is committed.
+    """
+
+    log_start_offset: int
+    first_readable_offset: int
+    high_watermark: int
+    log_end_offset: int
 
 
 @dataclass(slots=True)
@@ -76,14 +89,21 @@ class SegmentChain:
 
     @property
     def log_start_offset(self) -> int:
+        return self.positions().log_start_offset
+
+    def positions(self) -> Positions:
+        """All of one moment: what needs several of them takes them once."""
+        segments = self.segments
+        start, end = (segments[0].base_offset, segments[-1].end_offset) if segments else (0, 0)
         if self.missing_from is not None:
-            return self.missing_from
-        return self.segments[0].base_offset if self.segments else 0
+            start = self.missing_from
+        high_watermark = end if self.committed is None else min(self.committed, end)
+        first_readable = max(start, min(max(self.purged_below, self.limited_below), high_watermark))
+        return Positions(start, first_readable, high_watermark, end)
 
     @property
     def first_readable_offset(self) -> int:
-        """Where the log starts for readers: at its first file, or where it was purged or limited up to."""
-        return max(self.log_start_offset, min(max(self.purged_below, self.limited_below), self.high_watermark))
+        return self.positions().first_readable_offset
 
     @property
     def log_end_offset(self) -> int:
@@ -91,7 +111,7 @@ class SegmentChain:
 
     @property
     def high_watermark(self) -> int:
-        end = self.log_end_offset
+        end = self.segments[-1].end_offset if self.segments else 0
         return end if self.committed is None else min(self.committed, end)
 
     @property

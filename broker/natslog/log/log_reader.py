@@ -117,9 +117,8 @@ class LogReader:
         try:
             if removed:
                 self._fill_with_visible(plan, removed, limit, max_bytes)
-            while not removed and plan.next_offset < limit and plan.length < max_bytes:
-                if not self._extend(plan, limit, max_bytes - plan.length, prove, uncommitted):
-                    break
+            else:
+                self._fill(plan, limit, max_bytes, prove, uncommitted)
         except OffsetOutOfRange:  # retention took the next segment meanwhile
             if not plan.ranges:
                 raise
@@ -133,6 +132,12 @@ class LogReader:
         plan.next_offset = max(start, min(plan.next_offset, limit))
         return plan
 
+    def _fill(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> None:
+        while plan.next_offset < limit and room_bytes > 0:
+            if (added := self._extend(plan, limit, room_bytes, prove, uncommitted)) is None:
+                return
+            room_bytes -= added.length
+
     def _fill_with_visible(self, plan: ReadPlan, removed: Hidden, limit: int, max_bytes: int) -> None:
         """As a plan is filled otherwise, but without hidden rows. It may end earlier."""
         hiding = Hiding(plan, removed, max_bytes)
@@ -140,7 +145,7 @@ class LogReader:
             while plan.next_offset < limit and hiding.room_bytes > 0:
                 if self._pass_over_hidden(plan, hiding, removed, limit):
                     continue
-                if not self._extend(plan, limit, hiding.room_bytes, True, False):
+                if self._extend(plan, limit, hiding.room_bytes, True, False) is None:
                     break
                 hiding.hide_in_last()
         finally:
@@ -210,9 +215,9 @@ class LogReader:
                     offsets = offsets[count:]
 
     def _check_in_log(self, start: int, uncommitted: bool = False) -> int:
-        chain = self._chain
-        log_start_offset = chain.log_start_offset if uncommitted else chain.first_readable_offset
-        high_watermark = chain.log_end_offset if uncommitted else chain.high_watermark
+        at = self._chain.positions()
+        log_start_offset = at.log_start_offset if uncommitted else at.first_readable_offset
+        high_watermark = at.log_end_offset if uncommitted else at.high_watermark
         if not log_start_offset <= start <= high_watermark:
             raise OffsetOutOfRange(
                 f"offset {start} is not in the log, which has {offsets_between(log_start_offset, high_watermark)}",
@@ -222,8 +227,8 @@ class LogReader:
             )
         return high_watermark
 
-    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> bool:
-        """Adds neighbouring batches of one segment to the plan. False: the segment was sealed or rewritten since the
+    def _extend(self, plan: ReadPlan, limit: int, room_bytes: int, prove: bool, uncommitted: bool) -> FileRange | None:
+        """Adds neighbouring batches of one segment to the plan. None: the segment was sealed or rewritten since the
         plan was begun, and its next batch has offsets that the plan has already. So the plan ends here.
         """
         offset = plan.next_offset
@@ -233,16 +238,17 @@ class LogReader:
             self._check_covered(segment, index, first, offset)
             if plan.start < offset and index.base_offsets[first] < offset:
                 os.close(fd)
-                return False
+                return None
             last = self._last_batch(index, first, limit, room_bytes)
             if prove and isinstance(segment, SealedSegment):
                 last = segment.prove(fd, index, first, last)
         except BaseException:
             os.close(fd)
             raise
-        plan.ranges.append(FileRange(fd, segment.path, index, first, last))
-        plan.next_offset = index.end_offsets[last - 1]
-        return True
+        added = FileRange(fd, segment.path, index, first, last)
+        plan.ranges.append(added)
+        plan.next_offset = added.end
+        return added
 
     def _opened(self, offset: int, uncommitted: bool) -> tuple[Segment, BatchIndex, int]:
         """The segment that holds this offset, its index, and its file, opened: all of one moment."""

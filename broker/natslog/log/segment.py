@@ -133,8 +133,8 @@ class ActiveSegment:
 
     @property
     def end_offset(self) -> int:
-        count = len(self.index)  # read once: the owner may be appending
-        return self.index.end_offsets[count - 1] if count else self.base_offset
+        ends = self.index.end_offsets  # of one index: cutting replaces it
+        return ends[-1] if ends else self.base_offset
 
     @property
     def recovery_bytes(self) -> int:

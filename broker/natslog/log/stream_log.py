@@ -39,7 +39,7 @@ from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavai
 from natslog.log import sealed as sealing
 from natslog.log.batch_encoder import EncodedBatch, encode_plain, encode_rows
 from natslog.log.batch_index import BatchEntry
-from natslog.log.chain import Segment, SegmentChain, damage_error
+from natslog.log.chain import Positions, Segment, SegmentChain, damage_error
 from natslog.log.checked_file import make_folder, sync_folder
 from natslog.log.checkpoints import NO_DESCRIPTORS, NO_ROOM, Checkpoints
 from natslog.log.compression import CompressedSizes
@@ -257,6 +257,9 @@ class StreamLog:
     def epoch(self) -> Epoch:
         """Of the leader that writes now, or that wrote last."""
         return self.epochs.latest
+
+    def positions(self) -> Positions:
+        return self.chain.positions()
 
     @property
     def log_start_offset(self) -> int:
