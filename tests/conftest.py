@@ -54,8 +54,8 @@ def open_log(folder: Path, options: LogOptions | None = None, **settings: object
 def retain(log: ReplicaLog, now_us: int) -> int:
     """What a leader does about limits: how many segments it removes."""
     if log.settings.age_limit_s is not None:
-        log.expire_by_age(now_us)
-    return log.enforce_retention()
+        log.limits.expire(now_us)
+    return log.upkeep.enforce_retention()
 
 
 def stream_time_of(log: StreamLog) -> StreamTime:

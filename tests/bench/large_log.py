@@ -33,7 +33,7 @@ def main(folder: Path, bytes_each: float) -> None:
         log = StreamLog(stream, stream_id, StreamSettings(subject="log.>"), LogOptions())
         while log.chain.size_bytes < bytes_each:
             log.append(rows, time.time_ns() // 1000)
-        while log.seal_next():
+        while log.upkeep.seal_next():
             pass
         log.close()
 

@@ -51,7 +51,7 @@ def _write(log: ReplicaLog) -> None:
             pa.array([b"x" * 100] * _COMMIT, pa.binary()),
         ]
         log.append(RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)), 1_000_000 + at)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
 
 
@@ -97,7 +97,7 @@ def _looked_up(title: str, look_up: Callable[[str], Any]) -> Comparison:
 
 def _start_s(log: ReplicaLog, folder: Path) -> Comparison:
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
     log.subjects.keep_up()
     log.close()
     started = time.perf_counter()

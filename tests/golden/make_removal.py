@@ -124,7 +124,7 @@ def make_companion(folder: Path) -> None:
     with scratch_log([rows_of(RECORDS[at : at + 2]) for at in range(0, len(RECORDS), 2)]) as log:
         shutil.copy(log.chain.segments[0].path, folder / "companion-v1.active")
         log.roll()
-        log.seal_next()
+        log.upkeep.seal_next()
         shutil.copy(log.chain.segments[0].path, folder / "companion-v1.arrow")
 
 
@@ -171,7 +171,7 @@ def make_scrub(folder: Path) -> None:
     commits = [columns([("x", None, None, b"x")]) for _ in range(3)]
     with scratch_log(commits, LogOptions(segment_bytes=1, min_free_bytes=0)) as log:
         log.roll()
-        while log.seal_next():
+        while log.upkeep.seal_next():
             pass
         progress = ScrubProgress(log.folder)
         progress.begin(log.chain, FIRST_US)

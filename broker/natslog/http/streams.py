@@ -431,7 +431,7 @@ async def _next_on_subject(
 
     def look_up(log: StreamLog) -> tuple[int, int | None]:
         offset = log.subjects.next(subject, start)
-        for rows in log.visible_rows(offset, offset + 1) if offset >= 0 else ():
+        for rows in log.reader.visible_rows(offset, offset + 1) if offset >= 0 else ():
             return offset, rows.column("timestamp")[0].value
         return log.high_watermark, None
 

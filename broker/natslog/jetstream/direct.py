@@ -163,7 +163,7 @@ def _pending(log: StreamLog, pattern: str, start: int) -> int:
 def _covered_rows(log: StreamLog, start: int, pattern: str) -> Iterator[pa.RecordBatch]:
     if start >= log.high_watermark:
         return
-    for rows in log.visible_rows(start, log.high_watermark):
+    for rows in log.reader.visible_rows(start, log.high_watermark):
         yield rows if pattern == ">" else rows.filter(covered(rows.column("subject"), (pattern,)))
 
 
@@ -215,7 +215,7 @@ def _last_offsets(log: StreamLog, patterns: tuple[str, ...], end: int) -> list[i
 def _rows(log: StreamLog, start: int, end: int) -> Iterator[dict[str, Any]]:
     """Of visible messages; none of what is not in the log."""
     if log.first_readable_offset <= start < end <= log.high_watermark:
-        for rows in log.visible_rows(start, end):
+        for rows in log.reader.visible_rows(start, end):
             yield from _to_rows(rows)
 
 

@@ -138,10 +138,10 @@ class Group:
         newest: Longs | None = None
         if len(rows):
             subjects = Texts(*(requests.take(rows) if has_sequences else requests).subjects, _ALL_PRESENT)
-            newest = log.newest_of_subjects_now(subjects) if is_now else log.newest_of_subjects(subjects)
+            newest = log.newest.of_subjects_now(subjects) if is_now else log.newest.of_subjects(subjects)
             if newest is None or not has_sequences:
                 return newest
-        found = log.visible_of_now(requests.sequences - 1) if is_now else log.visible_of(requests.sequences - 1)
+        found = log.newest.visible_now(requests.sequences - 1) if is_now else log.newest.visible(requests.sequences - 1)
         if found is not None and newest is not None:
             found[rows] = newest
         return found

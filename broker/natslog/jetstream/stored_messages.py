@@ -32,7 +32,7 @@ def message_of(log: StreamLog, request: MessageGetRequest) -> dict[str, Any]:
     """For a reader's thread. Raises ApiError: there is none; CorruptLog: a part of the log is damaged."""
     offset = _chosen(log, request)
     if log.first_readable_offset <= offset < log.high_watermark:
-        for rows in log.visible_rows(offset, offset + 1):
+        for rows in log.reader.visible_rows(offset, offset + 1):
             return shown(rows, with_headers=not request.no_hdr)
     raise no_message()
 
@@ -70,7 +70,7 @@ def next_on(log: StreamLog, subject: str, start: int) -> int:
     if not len(later):
         return -1
     start = max(start, log.first_readable_offset, pc.min(later.column("first")).as_py())
-    for rows in log.visible_rows(start, log.high_watermark):
+    for rows in log.reader.visible_rows(start, log.high_watermark):
         found = rows.column("offset").filter(covered(rows.column("subject"), (subject,)))
         if len(found):
             return int(found[0].as_py())

@@ -59,7 +59,7 @@ def state_of(log: StreamLog, *, deleted: bool = False) -> StreamState:
     last_us = _last_us(log, end)
     state = StreamState(
         messages=messages,
-        bytes=log.message_bytes(first, end),
+        bytes=log.message_bytes.total(first, end),
         first_seq=first + 1 if messages or end else 0,
         first_ts=_first_time(log, first, end) if messages else NO_TIME,
         last_seq=end,
@@ -107,7 +107,7 @@ def _first_time(log: StreamLog, first: int, end: int) -> str:
     first = max(first, log.first_readable_offset)
     while first < end:
         try:
-            found = log.time_us_of(first)
+            found = log.reader.time_us_of(first)
         except OffsetOutOfRange:
             found = None
         if found is not None:
@@ -122,5 +122,5 @@ def _last_us(log: StreamLog, end: int) -> int:
     """When the newest message was stored, also if it is deleted; 0 if there was none."""
     if log.log_end_offset == end:
         return max(0, log.newest_timestamp_us)
-    found = log.time_us_of(end - 1)
+    found = log.reader.time_us_of(end - 1)
     return max(0, log.newest_timestamp_us) if found is None else found

@@ -4,11 +4,12 @@ bytes.
 
 from natslog.log.lag import Lag
 from natslog.log.log_reader import LogReader
+from natslog.log.options import LogOptions
 from natslog.log.read_plan import FilePiece, FileRange, ReadPlan
 from natslog.log.replica_log import ReplicaLog
 from natslog.log.room import StoreLimit, free_bytes, fullest_disk
 from natslog.log.run_log import RunLog
-from natslog.log.stream_log import LogOptions, StreamLog
+from natslog.log.stream_log import StreamLog
 
 __all__ = [
     "FilePiece",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -82,6 +82,21 @@ class SegmentChain:
             except FileNotFoundError:
                 if all(one is other for one, other in zip_longest(segments, self.snapshot())):
                     raise
+
+    def replace(self, former: Sequence[Segment], fresh: Segment) -> None:
+        """In the list: a segment in place of these neighbours."""
+        with self.lock:
+            at = next(at for at, one in enumerate(self.segments) if one is former[0])
+            self.segments[at : at + len(former)] = [fresh]
+
+    def replace_with_file(self, former: Sequence[SealedSegment], fresh: SealedSegment) -> None:
+        """Also the file of the first one, whose name the new one gets: in one step, so that no reader opens the new
+        file by the old index. Raises OSError: nothing was replaced.
+        """
+        with self.lock:
+            os.replace(fresh.path, former[0].path)
+            fresh.path = former[0].path
+            self.replace(former, fresh)
 
     @property
     def last(self) -> Segment | None:

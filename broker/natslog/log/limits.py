@@ -12,36 +12,60 @@ message that alone has more does not stay.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Callable
 
-from natslog.log.chain import Segment, SegmentChain
+from natslog.log.chain import Segment
 from natslog.log.extent import bytes_between, reach
-from natslog.log.removed import RemovedOffsets
+from natslog.log.shared import SharedLog
 from natslog.model import StreamSettings
 
 
 class StartLimits:
-    """Moves `SegmentChain.limited_below`. For one thread at a time.
+    """Moves `SegmentChain.limited_below`, at the leader. Thread-safe."""
 
-    Args:
-        start_within: the least start with which `[start, end)` takes at most so many bytes, as JetStream counts them.
-    """
-
-    def __init__(
-        self, chain: SegmentChain, removed: RemovedOffsets, start_within: Callable[[int, int, int], int]
-    ) -> None:
-        self._chain, self._removed, self._start_within = chain, removed, start_within
+    def __init__(self, shared: SharedLog) -> None:
+        self._shared, self._chain, self._removed = shared, shared.chain, shared.visibility.removed
+        self._lock = threading.Lock()  # for the start, which never goes back
         self._middle: tuple[int, Segment | None, Segment | None, int] = (0, None, None, 0)
 
-    def advance(self, settings: StreamSettings) -> None:
-        """So that what follows the start is within the limits of these settings.
+    def advance(self) -> None:
+        """So that what follows the start is within the limits of messages and bytes, where old messages make room for
+        new ones.
 
         Raises:
             CorruptLog: the index of the segment at the start is damaged.
         """
+        settings = self._shared.settings
+        if settings.discard == "old" and (settings.max_messages, settings.max_bytes) != (None, None):
+            with self._lock:
+                self._advance(settings)
+
+    def expire(self, now_us: int) -> int | None:
+        """The start moves behind the messages that are past the age limit. Returns the timestamp of the first one after
+        it; None if there is none.
+
+        Args:
+            now_us: the time by which messages expire.
+
+        Raises:
+            CorruptLog: the place to look is damaged.
+        """
+        age_s = self._shared.settings.age_limit_s
+        past_us = now_us - int(age_s * 1e6) if age_s is not None else 0
+        offset, timestamp_us = self._shared.reader.offset_at(past_us, self._chain.first_readable_offset)
+        self.move_to(offset)
+        return timestamp_us
+
+    def move_to(self, offset: int) -> None:
+        """What lies below is past a limit: readers do not get it from now on."""
         chain = self._chain
-        start, end = chain.first_readable_offset, chain.high_watermark
+        with self._lock:
+            chain.limited_below = max(chain.limited_below, min(offset, chain.high_watermark))
+
+    def _advance(self, settings: StreamSettings) -> None:
+        chain = self._chain
+        _, start, end, _ = chain.positions()
         if settings.max_messages is not None:
             excess = end - start - self._removed.count(start, end) - settings.max_messages
             if excess > 0:
@@ -50,7 +74,7 @@ class StartLimits:
             if settings.jetstream is None:
                 start = min(self._start_by_bytes(start, end, settings.max_bytes), end - 1)
             else:
-                start = self._start_within(start, end, settings.max_bytes)
+                start = self._shared.message_bytes.start_within(start, end, settings.max_bytes)
         chain.limited_below = max(chain.limited_below, start)
 
     def _start_by_bytes(self, start: int, end: int, max_bytes: int) -> int:

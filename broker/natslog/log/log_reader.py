@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap64
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, InvalidRequest, OffsetOutOfRange
@@ -26,7 +27,7 @@ from natslog.log.extent import Extent, bytes_between, extent, overlapping
 from natslog.log.hidden_rows import Hiding
 from natslog.log.lag import Lag, lag_at
 from natslog.log.read_plan import FileRange, ReadPlan
-from natslog.log.removed import Hidden, Offsets, RemovedOffsets
+from natslog.log.removed import Hidden, Offsets, RemovedOffsets, offset_range, offset_set
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_batch
 from natslog.log.splits import Stretch, cut_into_splits
@@ -36,6 +37,7 @@ from natslog.units import offsets_between
 
 _INDEXES_KEPT = 64
 _MOST_KNOWN_BATCHES = 32
+_READ_AT_ONCE_BYTES, _READ_FIRST_BYTES = 8 * 1024 * 1024, 256 * 1024
 
 
 class _KnownTimes:
@@ -76,6 +78,7 @@ class LogReader:
     def __init__(self, chain: SegmentChain, visibility: Visibility | None = None) -> None:
         self._chain = chain
         self._visibility = visibility or Visibility()
+        self._known_time = -1, 0
 
     def forget_proofs(self, path: Path) -> None:
         """This file could not be read although it was validated before."""
@@ -213,6 +216,74 @@ class LogReader:
                     except CorruptLog as error:
                         yield offsets[:count], error
                     offsets = offsets[count:]
+
+    def visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The visible messages in `[start, end)`, in bounded memory; little is read for the first of them.
+
+        Raises:
+            OffsetOutOfRange: `start` is not in the log. CorruptLog: a part of it is damaged.
+        """
+        max_bytes = _READ_FIRST_BYTES
+        while start < end:
+            with self.plan_read(start, end, max_bytes=max_bytes) as plan:
+                for header, batch in plan.rows():
+                    rows = ipc.rows_within(header, batch, start, min(end, plan.next_offset))
+                    if rows.start < rows.stop:
+                        yield batch[rows]
+                start = plan.next_offset
+            max_bytes = min(2 * max_bytes, _READ_AT_ONCE_BYTES)
+
+    def stored_rows(
+        self, start: int, end: int, *, prove: bool = False, columns: tuple[str, ...] | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """See `visibility.StoredRows`: also of messages that are hidden, or not committed yet.
+
+        Args:
+            columns: those that are needed, with `offset` as the first one; None: all.
+        """
+        start = max(start, self._chain.log_start_offset)
+        while start < end:
+            with self.plan_read(start, end, max_bytes=_READ_AT_ONCE_BYTES, prove=prove, uncommitted=True) as plan:
+                for header, batch in plan.rows() if columns is None else plan.selected(columns):
+                    rows = ipc.rows_within(header, batch, start, end)
+                    if rows.start < rows.stop:
+                        yield header.epoch, batch[rows]
+                start = plan.next_offset
+
+    def time_us_of(self, offset: int) -> int | None:
+        """When this message was stored; None: nothing is stored there. The last one that was asked for is kept.
+
+        Raises:
+            OffsetOutOfRange: it was removed meanwhile. CorruptLog: it cannot be read.
+        """
+        known = self._known_time
+        if known[0] == offset:
+            return known[1]
+        for _, rows in self.stored_rows(offset, offset + 1, columns=("offset", "timestamp")):
+            if rows.column("offset")[0].as_py() == offset:
+                found = int(rows.column("timestamp").cast(pa.int64())[0].as_py())
+                self._known_time = offset, found
+                return found
+        return None
+
+    def forget_time(self) -> None:
+        """Messages were cut off."""
+        self._known_time = -1, 0
+
+    def gaps(self) -> BitMap64:
+        """Offsets that have no row, although their batches are stored. Raises CorruptLog."""
+
+        def within(segments: list[Segment]) -> BitMap64:
+            found = BitMap64()
+            for segment in segments:
+                index = segment.index
+                if sum(index.rows) < segment.end_offset - segment.base_offset:
+                    with open(self._chain.open(segment), "rb") as file:
+                        for at in range(len(index)):
+                            found |= _gaps_of(file.fileno(), index[at], segment.path)
+            return found
+
+        return self._chain.on_snapshot(within)
 
     def _check_in_log(self, start: int, uncommitted: bool = False) -> int:
         at = self._chain.positions()
@@ -447,3 +518,13 @@ def _visible_part(split: Split, removed: RemovedOffsets) -> Split:
     """The same part, with the number of rows that readers get of it."""
     assert split.rows is not None, "it was made here"
     return msgspec.structs.replace(split, rows=split.rows - removed.count(split.start, split.end))
+
+
+def _gaps_of(fd: int, entry: BatchEntry, path: Path) -> BitMap64:
+    """The offsets of a batch that have no row."""
+    whole = offset_range(entry.base_offset, entry.end_offset)
+    if entry.rows == entry.end_offset - entry.base_offset:
+        return BitMap64()
+    if not entry.rows:
+        return whole
+    return whole - offset_set(ipc.decode_batch(read_batch(fd, entry, path)).column("offset").to_numpy())

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,28 +110,30 @@ class _Sizes:
 
 
 class MessageBytes:
-    """Of one log. For one thread at a time; methods raise CorruptLog where a part of the log is damaged."""
+    """Of one log. Thread-safe; methods raise CorruptLog where a part of the log is damaged."""
 
-    def __init__(self, chain: SegmentChain, removed: RemovedOffsets) -> None:
-        self._chain, self._removed = chain, removed
+    def __init__(self, chain: SegmentChain, removed: RemovedOffsets, rule: Callable[[], SizeRule]) -> None:
+        self._chain, self._removed, self._rule_now = chain, removed, rule
+        self._lock = threading.Lock()
         self._rule = _FILE
         self._sizes: dict[Path, _Sizes] = {}
         self._part: tuple[tuple[Path, int, int, int, int], int] | None = None
 
     def forget(self) -> None:
         """Batches were cut off, or replaced: others may take their places."""
-        self._part = None
-        self._sizes.clear()
+        with self._lock:
+            self._forget()
 
-    def total(self, start: int, end: int, rule: SizeRule) -> int:
+    def total(self, start: int, end: int) -> int:
         """Of the visible messages in `[start, end)`."""
-        return self._chain.on_snapshot(lambda segments: self._total(segments, start, end, rule))
+        with self._lock:
+            return self._chain.on_snapshot(lambda segments: self._total(segments, start, end))
 
-    def start_within(self, start: int, end: int, max_bytes: int, rule: SizeRule) -> int:
+    def start_within(self, start: int, end: int, max_bytes: int) -> int:
         """The least start at or after `start` with which the messages up to `end` take at most `max_bytes`."""
 
         def search(segments: list[Segment]) -> int:
-            excess = self._total(segments, start, end, rule) - max_bytes
+            excess = self._total(segments, start, end) - max_bytes
             if excess <= 0:
                 return start
             for segment, base, segment_end in overlapping(segments, start, end):
@@ -140,11 +144,17 @@ class MessageBytes:
                 excess -= size
             return end
 
-        return self._chain.on_snapshot(search)
+        with self._lock:
+            return self._chain.on_snapshot(search)
 
-    def _total(self, segments: list[Segment], start: int, end: int, rule: SizeRule) -> int:
+    def _forget(self) -> None:
+        self._part = None
+        self._sizes.clear()
+
+    def _total(self, segments: list[Segment], start: int, end: int) -> int:
+        rule = self._rule_now()
         if rule != self._rule or len(self._sizes) > 2 * len(segments) + 8:
-            self.forget()
+            self._forget()
             self._rule = rule
         return sum(
             self._of_segment(segment, max(start, base), min(end, segment_end))

@@ -55,7 +55,7 @@ class ReplicaLog(RunLog):
             self._write(self.active_for_append(size_bytes, last.max_timestamp_us), *batches)
         except OSError as error:
             raise self.failed(error) from error
-        self._wrote(max(self._last_timestamp_us, last.max_timestamp_us))
+        self._wrote(max(self.newest_timestamp_us, last.max_timestamp_us))
         for header in (batch.header for batch in batches):
             self._note(header.run, header.end_offset)
 
@@ -107,7 +107,7 @@ class ReplicaLog(RunLog):
     def _cut(self, end_offset: int) -> None:
         self.erasures.cut(end_offset)  # first: what is fetched again may have erased rows
         chain = self.chain
-        with self._seal_lock:
+        with self.shared.files_lock:
             while len(chain.segments) > 1 and chain.segments[-1].base_offset >= end_offset:
                 with chain.lock:
                     dropped = chain.segments.pop()
@@ -129,11 +129,11 @@ class ReplicaLog(RunLog):
 
     def _forget_messages(self, end_offset: int) -> None:
         """Nothing that is kept in memory of the messages from this offset on holds for those that follow there."""
-        self.forget_sizes()
+        self.message_bytes.forget()
         self.subjects.cut(end_offset)
         self.kept.clear()
         self.recent.clear()
-        self._known_time = -1, 0
+        self.reader.forget_time()
 
     def discard_from(self, end_offset: int) -> None:
         """Drops everything from this offset on, committed or not: it is damaged, and is fetched again from another
@@ -176,7 +176,7 @@ class ReplicaLog(RunLog):
         """The start is stored first: from then on, opening completes this operation after a crash."""
         self.erasures.cut(0)
         self._lower_checkpoint(0)
-        with self._seal_lock:
+        with self.shared.files_lock:
             self._checkpoints.store_log_start(log_start_offset)
             fresh = ActiveSegment.create(self.folder, self.stream_id, log_start_offset)
             with self.chain.lock:
@@ -198,7 +198,7 @@ class ReplicaLog(RunLog):
         self.visibility.begin_again(log_start_offset)
 
     def _lower_checkpoint(self, high_watermark: int) -> None:
-        with self._checkpoint_lock:
+        with self.shared.checkpoint_lock:
             self._checkpoints.lower_high_watermark(high_watermark)
 
     def replace_sealed(self, segment: SealedSegment, end_offset: int, fetched: FetchedBatches) -> bool:
@@ -215,16 +215,13 @@ class ReplicaLog(RunLog):
             StorageFull: no room. CorruptLog: another batch of it is damaged. OSError: it could not be written. In all
             cases the damaged segment is unchanged.
         """
-        with self._seal_lock:
-            if self._is_closed or not self.chain.is_current(segment):
+        with self.shared.files_lock:
+            if self.shared.is_closed or not self.chain.is_current(segment):
                 return False
             self._room.require_now(segment.size_bytes + fetched.size_bytes)
             beside = rewritten(segment, end_offset, self.stream_id, fetched)
-            fresh = SealedSegment(segment.path, segment.base_offset, beside.stat().st_size)
-            with self.chain.lock:  # with the name, so that no reader opens the new file by the old index
-                os.replace(beside, segment.path)
-                at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
-                self.chain.segments[at] = fresh
+            fresh = SealedSegment(beside, segment.base_offset, beside.stat().st_size)
+            self.chain.replace_with_file([segment], fresh)
             sync_folder(self.folder)
         self.visibility.repaired(self.log_start_offset)
         return True

@@ -16,60 +16,34 @@ start is on stable storage before any file below it is removed.
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-import pyarrow as pa
-from pyroaring import BitMap64
-
-from natslog.arrow import ipc
 from natslog.arrow.batch_line import LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.cluster.epochs import EpochHistory
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StorageUnavailable
-from natslog.log import sealed as sealing
 from natslog.log.batch_encoder import EncodedBatch, encode_plain, encode_rows
-from natslog.log.batch_index import BatchEntry
-from natslog.log.chain import Positions, Segment, SegmentChain, damage_error
-from natslog.log.checked_file import make_folder, sync_folder
-from natslog.log.checkpoints import NO_DESCRIPTORS, NO_ROOM, Checkpoints
-from natslog.log.compression import CompressedSizes
+from natslog.log.chain import Positions, damage_error
+from natslog.log.checked_file import make_folder
+from natslog.log.checkpoints import NO_DESCRIPTORS, NO_ROOM
 from natslog.log.epoch_file import read_epochs, rebuilt_epochs, write_epochs
-from natslog.log.erasing import ErasedRows, Erasures, RewrittenFile, due_segment, erased, is_in_unsealed
-from natslog.log.kept_messages import KeptMessages
-from natslog.log.latest_views import LatestViews
 from natslog.log.limits import StartLimits
-from natslog.log.log_reader import LogReader
-from natslog.log.message_bytes import MessageBytes, size_rule
-from natslog.log.newest import NewestRows, Offsets, Texts
-from natslog.log.opening import Opening, check_folder, lost_log
-from natslog.log.recent_commits import RecentCommits, RecentRoom
+from natslog.log.message_ids import MessageIds
+from natslog.log.opening import Opening, lost_log
+from natslog.log.options import LogOptions
 from natslog.log.recovery import Damage
-from natslog.log.removed import offset_range, offset_set
-from natslog.log.rewriting import droppable_offsets, due_segments, older_messages, pending_rows, rewrite
-from natslog.log.room import DiskRoom, StoreLimit
-from natslog.log.scrub import ScrubProgress
-from natslog.log.sealed import SealedSegment
-from natslog.log.segment import SEALED_SUFFIX, ActiveSegment, read_batch, remove_segment_files
-from natslog.log.small_segments import Full, SmallSegments, has_many_small_batches, write_merged
-from natslog.log.stored_ids import KeptIds, NewestIds, StoredIds, as_damage, ids_in, is_older, newest_ids
-from natslog.log.subject_counts import KeptCounts
-from natslog.log.subject_index import SubjectIndex
-from natslog.log.visibility import UNKNOWN, Visibility
+from natslog.log.segment import ActiveSegment
+from natslog.log.shared import SharedLog
+from natslog.log.small_segments import has_many_small_batches
+from natslog.log.upkeep import LogUpkeep
 from natslog.log.visible_size import VisibleSize
 from natslog.log_events import event
 from natslog.model import Epoch, StreamSettings
 from natslog.wire.frames import Frames
-from natslog.wire.outgoing import taken
 
 logger = logging.getLogger("natslog.log")
 
@@ -78,48 +52,9 @@ Written: TypeAlias = Callable[[EncodedBatch], bool]
 FIRST_EPOCH = Epoch(1)
 ROW_BYTES, HEADER_BYTES = 16, 1024
 """What is stored beside the buffers of rows: offset and timestamp of each, and the header of their batch, about."""
-_SMALLEST_ROLL_BYTES = 64 * 1024
-_ROLLS_PER_LIMIT = 8
 _NOT_DUE_WITHIN_US = 1_000_000
 _STORED_AT_CLOSE_OFFSETS = 10_000
-_READ_AT_ONCE_BYTES, _READ_FIRST_BYTES = 8 * 1024 * 1024, 256 * 1024
 _COPIED_AT_ONCE_BYTES = 80 * 1024 * 1024  # an answer has up to 4 MiB and one batch more, of any size
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """Settings of the broker for all its logs. Sizes in bytes, ages in seconds.
-
-    Attributes:
-        ended_in_order: the broker's last life ended gracefully, so that nothing can be torn.
-        trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
-            False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
-        store: what all logs of the broker may take together. kept_counts: what was counted last, of all of them.
-        recent_room: what their last commits may take in memory.
-        appends_copies: several batches may have been written at once, also without other replicas: by an import.
-        stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored, which natslog
-            0.1.0 does not know. stores_gaps: whether batches may lack rows, which 0.1.0 takes for damage.
-        merges_segments: whether small sealed segments become one.
-        closed_early: called where a segment is closed because it has many small batches; from any thread.
-    """
-
-    segment_bytes: int = 128 * 1024 * 1024
-    segment_age_s: float = 3600.0
-    min_free_bytes: int = 64 * 1024 * 1024
-    ended_in_order: bool = False
-    trusts_log_start: bool = True
-    store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
-    kept_counts: KeptCounts = field(default_factory=KeptCounts)
-    recent_room: RecentRoom = field(default_factory=RecentRoom)
-    stores_scrub: bool = True
-    stores_gaps: bool = True
-    merges_segments: bool = True
-    closed_early: Callable[[], None] = lambda: None
-    appends_copies: bool = False
-
-
-class _Closed(Exception):
-    """The log was closed while a segment of it was being sealed."""
 
 
 class StreamLog:
@@ -144,40 +79,19 @@ class StreamLog:
         *,
         must_exist: bool = False,
     ) -> None:
-        self.folder = folder
-        self.stream_id = stream_id
-        self.settings = settings
-        self.options = options
-        self.failure: StorageFailed | CorruptLog | None = None
-        self.chain = SegmentChain()
-        self.visibility = Visibility(folder, self.stored_rows, lambda: self.log_start_offset)
-        self.reader = LogReader(self.chain, self.visibility)
-        subject_rows = partial(self.stored_rows, columns=("offset", "subject"))
-        self.subjects = SubjectIndex(folder, self.chain, self.visibility, subject_rows, options.kept_counts)
-        self._limits = StartLimits(self.chain, self.visibility.removed, self._start_within)
+        self.shared = shared = SharedLog(folder, stream_id, settings, options, must_exist=must_exist)
+        self.folder, self.stream_id, self.options = folder, stream_id, options
+        self.chain, self.visibility, self.reader = shared.chain, shared.visibility, shared.reader
+        self.subjects, self.newest, self.message_bytes = shared.subjects, shared.newest, shared.message_bytes
+        self.recent, self.kept, self.latest_views = shared.recent, shared.kept, shared.latest_views
+        self.scrub, self.compression, self.erasures = shared.scrub, shared.compression, shared.erasures
+        self.ids, self.limits = MessageIds(shared), StartLimits(shared)
         self.visible_size = VisibleSize(self.chain, self.visibility.removed)
-        self._message_bytes = MessageBytes(self.chain, self.visibility.removed)
-        self._message_bytes_lock = threading.Lock()
-        self._full_by: tuple[StreamSettings | None, Full] = (None, Full(1, 1, 1))
-        self.recent = RecentCommits(options.recent_room)
-        self._known_time = -1, 0
-        self._is_closed = False
-        self._seal_lock = threading.Lock()
-        self._checkpoint_lock = threading.Lock()
-        self._limits_lock = threading.Lock()
-        self._room = DiskRoom(folder, options.min_free_bytes, options.store)
+        self._room, self._checkpoints = shared.room, shared.checkpoints
         self.appended_bytes = 0  # since it was opened, about
         self.written_in_s = 0.0  # by the last append: to write its bytes and to sync them
         self._unwritten_bytes = 0  # of an append that is under way
         self._announced_end_offset = 0  # of one that is written, and is synced now
-        check_folder(folder, must_exist=must_exist)
-        self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
-        self.scrub = ScrubProgress(folder, is_stored=options.stores_scrub)
-        self.compression = CompressedSizes(folder, is_stored=options.stores_scrub)
-        self.erasures = Erasures(folder)
-        self.kept = KeptMessages()
-        self.kept_ids = KeptIds(folder)
-        self.latest_views = LatestViews(self.latest, lambda: self.erasures.serial)
         self.epochs = self._stored_epochs = EpochHistory()
         opening = Opening(
             folder,
@@ -189,13 +103,12 @@ class StreamLog:
             several_bytes=self._several_bytes(),
         )
         opening.open_segments()
-        self._small_segments = SmallSegments(self.chain, self.compression)
         self._open_epochs(must_exist)
         self.scrub.drop_below(self.log_start_offset)
         self.chain.limited_below = self._checkpoints.limited_below
         self.visibility.open(self.log_start_offset, self.high_watermark)
-        self._last_timestamp_us = opening.newest_timestamp_us
-        self._written_s = time.monotonic()
+        shared.newest_timestamp_us, shared.written_s = opening.newest_timestamp_us, time.monotonic()
+        self.upkeep = LogUpkeep(shared, self.ids, self.limits)
         self._refuse_writes_if_damaged()
 
     # ---- recovery ----
@@ -251,7 +164,24 @@ class StreamLog:
             self.failure = damage_error(self.chain.damages)
             logger.error("%s", self.failure.message, extra=event("log.damaged", path=self.folder))
 
-    # ---- positions ----
+    # ---- its state ----
+
+    @property
+    def settings(self) -> StreamSettings:
+        return self.shared.settings
+
+    @settings.setter
+    def settings(self, settings: StreamSettings) -> None:
+        self.shared.settings = settings
+
+    @property
+    def failure(self) -> StorageFailed | CorruptLog | None:
+        """Why it takes no more writes."""
+        return self.shared.failure
+
+    @failure.setter
+    def failure(self, failure: StorageFailed | CorruptLog | None) -> None:
+        self.shared.failure = failure
 
     @property
     def epoch(self) -> Epoch:
@@ -285,12 +215,12 @@ class StreamLog:
     @property
     def newest_timestamp_us(self) -> int:
         """As stored, in stream time; 0 if it is unknown."""
-        return self._last_timestamp_us
+        return self.shared.newest_timestamp_us
 
     @property
     def idle_s(self) -> float:
         """How long ago the newest message was written here, or the log was opened, by a clock that never jumps."""
-        return time.monotonic() - self._written_s
+        return self.shared.idle_s
 
     # ---- writing ----
 
@@ -339,7 +269,7 @@ class StreamLog:
     ) -> tuple[int, int]:
         if self.failure is not None:
             raise self.failure
-        timestamp_us = max(now_us, self._last_timestamp_us)
+        timestamp_us = max(now_us, self.shared.newest_timestamp_us)
         try:
             active = self.active_for_append(size_bytes, now_us, is_quick=is_quick)
             base_offset = active.end_offset
@@ -400,7 +330,7 @@ class StreamLog:
 
     def _wrote(self, timestamp_us: int) -> None:
         self._unwritten_bytes = 0
-        self._last_timestamp_us, self._written_s = timestamp_us, time.monotonic()
+        self.shared.newest_timestamp_us, self.shared.written_s = timestamp_us, time.monotonic()
 
     def _several_bytes(self) -> int:
         """How much may be written as several batches at once, before any of it is acked."""
@@ -428,22 +358,7 @@ class StreamLog:
         if end_offset <= self.chain.purged_below or has_many_small_batches(index, 0):
             return True
         offsets, age_us = end_offset - segment.base_offset, now_us - index.max_timestamps_us[0]
-        return self._full.share(segment.size_bytes, offsets, age_us) >= 1
-
-    @property
-    def _full(self) -> Full:
-        """By bytes, offsets or age; limits of the stream roll earlier, so that retention can work in whole segments."""
-        settings = self.settings
-        if self._full_by[0] is settings:
-            return self._full_by[1]
-        roll_bytes = self.options.segment_bytes
-        if settings.max_bytes is not None:
-            roll_bytes = min(roll_bytes, max(_SMALLEST_ROLL_BYTES, settings.max_bytes // _ROLLS_PER_LIMIT))
-        roll_age_s = min(self.options.segment_age_s, (settings.max_age_s or 1e12) / _ROLLS_PER_LIMIT)
-        roll_rows = max(1, (settings.max_messages or 2**62) // _ROLLS_PER_LIMIT)
-        full = Full(roll_bytes, roll_rows, roll_age_s * 1_000_000)
-        self._full_by = settings, full
-        return full
+        return self.shared.full.share(segment.size_bytes, offsets, age_us) >= 1
 
     def _roll(self) -> ActiveSegment:
         """A new last segment. It replaces one that failed before it had any messages: the log's end is known
@@ -501,19 +416,6 @@ class StreamLog:
 
     # ---- maintenance ----
 
-    def needs_upkeep(self) -> bool:
-        """Whether there is something to checkpoint, to seal, or perhaps to drop. Touches no file."""
-        settings, segments = self.settings, self.chain.segments
-        has_limit = (settings.max_age_s, settings.max_bytes, settings.max_messages) != (None, None, None)
-        has_limit = has_limit or self.first_readable_offset > self.log_start_offset
-        has_work = self.high_watermark > self.checkpointed or self.chain.has_unsealed
-        has_work = has_work or self.chain.limited_below > self._checkpoints.limited_below
-        has_work = has_work or (self.options.merges_segments and self._small_segments.may_be_due)
-        visibility = self.visibility
-        has_rows = visibility.has_rules and visibility.applied < self.high_watermark
-        has_rows = has_rows or bool(visibility.removed) or self.erasures.is_pending
-        return has_work or has_rows or bool(self.kept_ids.serial) or (has_limit and len(segments) > 1)
-
     @property
     def is_to_be_rolled(self) -> bool:
         """Whether the segment that takes commits has rows that are to be erased, or small batches that are to be
@@ -522,7 +424,7 @@ class StreamLog:
         last = self.chain.last
         if self.failure is not None or not isinstance(last, ActiveSegment) or not len(last.index):
             return False
-        now_us = self._last_timestamp_us + int(self.idle_s * 1e6)
+        now_us = self.shared.newest_timestamp_us + int(self.idle_s * 1e6)
         if has_many_small_batches(last.index, now_us - last.index.max_timestamps_us[0]):
             return True
         rows = self.erasures.pending() if self.erasures.is_pending else None
@@ -575,505 +477,9 @@ class StreamLog:
         is_purged = len(last.index) > 0 and last.base_offset < self.chain.purged_below
         return is_purged or self._is_full(last, now_us) or self.is_to_be_rolled
 
-    def seal_next(self, pause: Callable[[], None] = lambda: None) -> bool:
-        """Seals the oldest full segment, if there is one; True if it did.
-
-        Args:
-            pause: called after every few MiB of work; may sleep. Where the log is closed then, the work ends there.
-
-        Raises:
-            StorageFull: no room for the sealed file; to be tried again later.
-            CorruptLog, OSError: it cannot be sealed; it is read as it is, and later segments go on.
-        """
-
-        def seal(go_on: Callable[[], None]) -> bool:
-            segment = self.chain.oldest_unsealed()
-            if segment is None:
-                return False
-            self._room.require_now(segment.size_bytes)
-            try:
-                self._seal(segment, go_on)
-            except (CorruptLog, OSError) as error:
-                segment.unsealable = not (isinstance(error, OSError) and error.errno in NO_ROOM)
-                raise
-            return True
-
-        return self._write_again(seal, pause)
-
-    def _write_again(self, work: Callable[[Callable[[], None]], bool], pause: Callable[[], None]) -> bool:
-        """What `work` returns, which writes a segment anew; it calls what it is given as `seal_next` calls `pause`.
-        False, and nothing is done, where the log is damaged; nothing is changed where it is closed meanwhile.
-
-        Raises:
-            StorageFull: no room.
-        """
-
-        def go_on() -> None:
-            pause()
-            if self._is_closed:
-                raise _Closed
-
-        with self._seal_lock:
-            if self.chain.damages or self._is_closed:
-                return False
-            try:
-                return work(go_on)
-            except _Closed:
-                return False  # what was begun is removed when the log is opened
-            except OSError as error:
-                raise (self._room.full() if error.errno in NO_ROOM else error) from error
-
-    def _seal(self, segment: ActiveSegment, pause: Callable[[], None]) -> None:
-        written = sealing.write_sealed(segment, self.stream_id, self.settings.compression, pause)
-        target = segment.path.with_suffix(SEALED_SUFFIX)
-        self.checkpoint()  # before: of smaller files, the start by limits would be lower
-        os.replace(written.path, target)
-        sealed = SealedSegment(target, segment.base_offset, target.stat().st_size)
-        with self.chain.lock:
-            at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
-            self.chain.segments[at] = sealed
-        sync_folder(self.folder)
-        segment.close()
-        segment.path.unlink(missing_ok=True)
-        self.compression.sealed(self.chain, segment.base_offset, written.uncompressed_bytes)
-
-    def merge_next(self, pause: Callable[[], None] = lambda: None) -> bool:
-        """Writes small sealed neighbours as one segment, if enough of them are there (`log.small_segments`); True if
-        it did.
-
-        Args:
-            pause: as in `seal_next`.
-
-        Raises:
-            As `seal_next`.
-        """
-
-        def merge(go_on: Callable[[], None]) -> bool:
-            parts = self._small_segments.next(self._full)
-            if not parts:
-                return False
-            self._room.require_now(sum(part.size_bytes for part in parts))
-            fresh, uncompressed_bytes = write_merged(parts, self.stream_id, self.settings.compression, go_on)
-            self._replace_by_merged(parts, fresh)
-            self.compression.sealed(self.chain, fresh.base_offset, uncompressed_bytes)
-            return True
-
-        is_due = self.options.merges_segments and self._small_segments.may_be_due and self.failure is None
-        return is_due and self._write_again(merge, pause)
-
-    def _replace_by_merged(self, parts: list[SealedSegment], fresh: SealedSegment) -> None:
-        offsets = parts[0].base_offset, parts[-1].end_offset
-        with self._checkpoint_lock:
-            self._checkpoints.store_merged(self.high_watermark, self.chain.limited_below, offsets)
-
-        def replace() -> Segment:
-            with self.chain.lock:  # with the name, so that no reader opens the new file by the old index
-                os.replace(fresh.path, parts[0].path)
-                fresh.path = parts[0].path
-                at = next(at for at, one in enumerate(self.chain.segments) if one is parts[0])
-                self.chain.segments[at : at + len(parts)] = [fresh]
-            return fresh
-
-        self.subjects.merge(parts, replace)
-        sync_folder(self.folder)
-        for part in parts[1:]:
-            remove_segment_files(part.path)
-        sync_folder(self.folder)
-
-    def enforce_retention(self) -> int:
-        """Moves the logical start, and removes segments below it; returns how many."""
-        self.advance_start()
-        return self.drop_before(self.first_readable_offset)
-
-    def drop_before(self, offset: int) -> int:
-        """Removes the segments that lie wholly below an offset. Returns how many.
-
-        The log start is on stable storage before. The last segment stays, and what is not known to be committed here.
-
-        Raises:
-            OSError: the start could not be stored, and nothing was removed; or a file could not be removed.
-        """
-        with self._seal_lock:  # until the files are gone: who closes the log waits for that
-            if self._is_closed:
-                return 0
-            count = self._count_below(offset)
-            self._drop_first(count)
-        return count
-
-    def advance_start(self) -> None:
-        """Of the leader: the logical start moves so far that what follows is within the limits of messages and bytes,
-        where old messages make room for new ones.
-
-        Raises:
-            CorruptLog: the index of the segment at the start is damaged.
-        """
-        settings = self.settings
-        if settings.discard == "old" and (settings.max_messages, settings.max_bytes) != (None, None):
-            with self._limits_lock:
-                self._limits.advance(settings)
-
-    def expire_by_age(self, now_us: int) -> int | None:
-        """Of the leader: the logical start moves behind the messages that are past the age limit. Returns the timestamp
-        of the first one after it; None if there is none.
-
-        Args:
-            now_us: the time by which messages expire.
-
-        Raises:
-            CorruptLog: the place to look is damaged.
-        """
-        age_s = self.settings.age_limit_s
-        past_us = now_us - int(age_s * 1e6) if age_s is not None else 0
-        offset, timestamp_us = self.reader.offset_at(past_us, self.first_readable_offset)
-        self.limit_start(offset)
-        return timestamp_us
-
-    def _count_below(self, offset: int) -> int:
-        """How many segments lie wholly below an offset, and are known to be committed; never the last one."""
-        following = [segment.base_offset for segment in self.chain.segments[1:]]
-        return bisect_right(following, min(offset, self.high_watermark))
-
-    def _drop_first(self, count: int) -> None:
-        """Removes so many segments, under the lock of sealing. The new log start is on stable storage before."""
-        if not count:
-            return
-        for segment, following in pairwise(self.chain.segments[: count + 1]):
-            self._keep_ids(segment, following.base_offset)
-        self._checkpoints.store_log_start(self.chain.segments[count].base_offset)
-        with self.chain.lock:
-            dropped = self.chain.segments[:count]
-            del self.chain.segments[:count]
-            self.chain.missing_from = None
-        self.scrub.drop_below(self.log_start_offset)
-        self.visibility.removed.drop_below(self.log_start_offset)
-        for segment in dropped:
-            if isinstance(segment, ActiveSegment):
-                segment.close()
-            remove_segment_files(segment.path)
-        sync_folder(self.folder)
-
-    def _keep_ids(self, segment: Segment, end_offset: int) -> None:
-        """Before rows of a segment go: their message ids, while a repeated message may be recognised by them."""
-        oldest_us = self._oldest_id_us
-        if not self.settings.dedupe_window_s or is_older(segment, oldest_us):
-            return
-        found, damage = ids_in(self.chain, self.reader, segment.base_offset, end_offset)
-        if damage is not None:
-            self._report_lost_ids(damage)
-        try:
-            self.kept_ids.add(found, oldest_us)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            self._report_lost_ids(error)  # what is removed makes room
-
-    def _report_lost_ids(self, error: Exception) -> None:
-        logger.error(
-            "%s: message ids of rows that are removed could not be kept, so that a repeated message may be stored "
-            "again: %s",
-            self.folder,
-            error,
-            extra=event("log.ids_lost", path=self.folder),
-        )
-
-    @property
-    def _oldest_id_us(self) -> int:
-        """Ids of older messages are not needed."""
-        return self.newest_timestamp_us - int(self.settings.dedupe_window_s * 1_000_000)
-
-    def newest_ids(self, window_s: float) -> NewestIds:
-        """To fill a deduplication window of this length; committed or not."""
-        oldest_us = self.newest_timestamp_us - int(window_s * 1_000_000)
-        return newest_ids(self.chain, self.reader, self.kept_ids, oldest_us)
-
-    def ids_from(self, offset: int) -> tuple[StoredIds, CorruptLog | None]:
-        """Those of the rows from this offset on, also of rows that have gone since, and the first damage that hid
-        some.
-        """
-        found, damage = ids_in(self.chain, self.reader, offset, self.log_end_offset)
-        try:
-            kept = self.kept_ids.read()  # at last, as in `newest_ids`
-        except (CorruptLog, OSError) as error:
-            return found, damage or as_damage(error)
-        later = kept.offsets >= offset
-        gone = StoredIds(kept.ids[later], kept.offsets[later], kept.times_us[later])
-        return StoredIds.joined([found, gone]), damage
-
-    def adopt_ids(self, found: StoredIds) -> None:
-        """Those that the leader keeps. Raises OSError: they could not be stored."""
-        self.kept_ids.add(found, self._oldest_id_us)
-
-    def expire_ids(self) -> None:
-        """Removes the kept ids that no window asks for any more. Raises OSError."""
-        self.kept_ids.expire(self._oldest_id_us + int(self.idle_s * 1_000_000))
-
-    def rewrite_next(self, before_us: int, pause: Callable[[], None] = lambda: None) -> bool:
-        """Writes one sealed segment again without removed messages, if one has enough of them; True if it did.
-
-        Only what the companion log records is dropped, and only where it records everything that is hidden up to the
-        end of the segment: what a dropped message hid stays hidden.
-
-        Args:
-            before_us: segments with messages of this stream time, or newer ones, are left as they are.
-            pause: as in `seal_next`.
-
-        Raises:
-            As `seal_next`.
-        """
-
-        def rewrite(go_on: Callable[[], None]) -> bool:
-            self.visibility.removed_below(self.high_watermark)
-            pinned = self.latest_views.pinned(time.monotonic())
-            drops_start = self.options.stores_gaps
-            due = due_segments(self.chain, self.visibility, before_us, pinned, drops_start=drops_start)
-            segment = next(due, None)
-            if segment is None:
-                return False
-            self._room.require_now(segment.size_bytes)
-            self._replace_by_rewritten(segment, go_on)
-            return True
-
-        return self._write_again(rewrite, pause)
-
-    @property
-    def pending_rows(self) -> int:
-        """How many rows of sealed segments wait for rewriting."""
-        return pending_rows(self.chain, self.visibility)
-
-    def _replace_by_rewritten(self, segment: SealedSegment, pause: Callable[[], None]) -> None:
-        """Under the lock of sealing."""
-        start = self.chain.first_readable_offset if self.options.stores_gaps else 0
-        gone = droppable_offsets(self.chain, self.visibility, drops_start=self.options.stores_gaps)
-        gone = gone & offset_range(segment.base_offset, segment.end_offset)
-        gone -= self.latest_views.pinned(time.monotonic())  # behind: a view that begins now has none of these
-        older = older_messages(self.chain, self.visibility, segment.base_offset)
-        compression = self.settings.compression
-        rewritten = rewrite(segment, gone, start, self.visibility, self.stream_id, compression, pause)
-        (segment if rewritten is None else rewritten[0]).kept_for = older
-        if rewritten is not None:
-            self._replace_by(segment, *rewritten)
-
-    def _replace_by(self, segment: SealedSegment, fresh: SealedSegment, uncompressed_bytes: int | None) -> None:
-        self.checkpoint()  # as in `_seal`
-        with self.chain.lock:  # with the name, so that no reader opens the new file by the old index
-            os.replace(fresh.path, segment.path)
-            fresh.path = segment.path
-            at = next(at for at, one in enumerate(self.chain.segments) if one is segment)
-            self.chain.segments[at] = fresh
-        self.subjects.forget(segment.path)  # it has the subjects of removed messages
-        self.kept.clear()
-        self.recent.clear()
-        sync_folder(self.folder)
-        self.compression.sealed(self.chain, segment.base_offset, uncompressed_bytes)
-
-    def erase_next(self, now_us: int, pause: Callable[[], None] = lambda: None) -> bool:
-        """Writes one sealed segment again without erased rows, if one has some; if none has, the erasure is complete
-        here. True if there may be more to do.
-
-        Args:
-            now_us: for the receipt. `pause`: as in `seal_next`.
-
-        Raises:
-            As `seal_next`.
-        """
-
-        def erase(go_on: Callable[[], None]) -> bool:
-            rows = self.erasures.pending()
-            if rows is None:
-                return False
-            if (segment := due_segment(self.chain, rows)) is None:
-                return self._complete_erasure(rows, now_us)
-            self._erase_in(segment, rows, now_us, go_on)
-            return True
-
-        return self._write_again(erase, pause)
-
-    def _erase_in(self, segment: SealedSegment, rows: ErasedRows, now_us: int, pause: Callable[[], None]) -> None:
-        """Under the lock of sealing."""
-        self._room.require_now(segment.size_bytes)
-        found = erased(segment, rows, self.stream_id, self.settings.compression, pause)
-        if found is None:
-            segment.checked_erasures = rows.serial
-            return
-        written, count = found
-        fresh = SealedSegment(written.path, segment.base_offset, written.path.stat().st_size)
-        fresh.kept_rows, fresh.kept_for, fresh.checked_erasures = segment.kept_rows, segment.kept_for, rows.serial
-        file = RewrittenFile(
-            name=segment.path.name,
-            bytes_before=segment.size_bytes,
-            bytes_after=fresh.size_bytes,
-            rows=count,
-            at_us=now_us,
-        )
-        self._keep_ids(segment, segment.end_offset)
-        self.erasures.rewrote(rows, segment.base_offset, segment.end_offset, file)
-        self._replace_by(segment, fresh, written.uncompressed_bytes)
-
-    def _complete_erasure(self, rows: ErasedRows, now_us: int) -> bool:
-        """Where all that was requested is stored here, and sealed."""
-        if self.high_watermark < rows.below or is_in_unsealed(self.chain, rows):
-            return False
-        self.visibility.removed_below(self.high_watermark)
-        self.visibility.forget_texts(self.erasures.all_rows(), self.log_start_offset)
-        return not self.erasures.complete(rows, now_us)
-
-    def apply_rules(self) -> None:
-        """Hides what newer messages hide, so that readers find little left to do, and stores the result from time to
-        time. Raises OSError: it could not be stored.
-        """
-        self.visibility.removed_below(self.high_watermark)
-        self.visibility.store(self.log_start_offset)
-
-    def latest(self) -> tuple[BitMap64, int]:
-        """The newest visible message of each key, where the stream is compacted, else of each subject; without
-        tombstones. Returns their offsets and the high watermark that they are of.
-
-        Raises:
-            InvalidRequest: the stream is compacted, and none of its messages has a key. CorruptLog: a part of the log
-                is damaged.
-        """
-        if self.visibility.keeps_newest_only:
-            return self.visibility.newest_only(self.high_watermark, self.log_start_offset)
-        if self.visibility.rule.compacts:
-            return self._newest_of_keys(self.high_watermark)
-        state, counts = self.subjects.counts()
-        return offset_set(counts.table.column("last").to_numpy()), state.end
-
-    def _newest_of_keys(self, end: int) -> tuple[BitMap64, int]:
-        """The same where compaction does not apply to messages of older leader epochs: all messages are read."""
-        table = NewestRows()
-        for batch in self.visible_rows(self.chain.first_readable_offset, end):
-            table.add(Texts.of(batch.column("key")), batch.column("offset").to_numpy())
-        return self.visibility.without_tombstones(offset_set(table.newest())), end
-
-    def newest_of_subjects(self, subjects: Texts) -> Offsets:
-        """The newest visible message of each subject; -1 where there is none. Raises CorruptLog."""
-        end = self.high_watermark
-        self.visibility.removed_below(end)
-        found = self.visibility.newest_of_subjects(subjects, end, may_wait=True)
-        if found is None:
-            return self.subjects.last_of((subjects.offsets, subjects.data))
-        if len(unknown := np.flatnonzero(found == UNKNOWN)):
-            found[unknown] = self.subjects.last_of(taken((subjects.offsets, subjects.data), unknown))
-        return self._readable_of(found)
-
-    def newest_of_subjects_now(self, subjects: Texts) -> Offsets | None:
-        """The same where it is known in memory, else None: does not block."""
-        found = self.visibility.newest_of_subjects(subjects, self.high_watermark, may_wait=False)
-        return None if found is None or found.min(initial=0) == UNKNOWN else self._readable_of(found)
-
-    def visible_of(self, offsets: Offsets) -> Offsets:
-        """-1 in place of offsets that are not visible. Raises CorruptLog."""
-        end = self.high_watermark
-        removed = self.visibility.removed_below(end)
-        return self._readable_of(np.where(removed.marks_of(offsets) | (offsets >= end), -1, offsets))
-
-    def visible_of_now(self, offsets: Offsets) -> Offsets | None:
-        """The same where it is known in memory, else None: does not block."""
-        end = self.high_watermark
-        if not self.visibility.is_applied(end):
-            return None
-        return self._readable_of(np.where(self.visibility.removed.marks_of(offsets) | (offsets >= end), -1, offsets))
-
-    def _readable_of(self, offsets: Offsets) -> Offsets:
-        start = self.first_readable_offset
-        if start:
-            offsets[offsets < start] = -1
-        return offsets
-
-    def limit_start(self, offset: int) -> None:
-        """What lies below is past a limit: readers do not get it from now on."""
-        with self._limits_lock:
-            self.chain.limited_below = max(self.chain.limited_below, min(offset, self.high_watermark))
-
-    def visible_rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The visible messages in `[start, end)`, in bounded memory; little is read for the first of them.
-
-        Raises:
-            OffsetOutOfRange: `start` is not in the log. CorruptLog: a part of it is damaged.
-        """
-        max_bytes = _READ_FIRST_BYTES
-        while start < end:
-            with self.reader.plan_read(start, end, max_bytes=max_bytes) as plan:
-                for header, batch in plan.rows():
-                    rows = ipc.rows_within(header, batch, start, min(end, plan.next_offset))
-                    if rows.start < rows.stop:
-                        yield batch[rows]
-                start = plan.next_offset
-            max_bytes = min(2 * max_bytes, _READ_AT_ONCE_BYTES)
-
-    def stored_rows(
-        self, start: int, end: int, *, prove: bool = False, columns: tuple[str, ...] | None = None
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """See `visibility.StoredRows`: also of messages that are hidden, or not committed yet.
-
-        Args:
-            columns: those that are needed, with `offset` as the first one; None: all.
-        """
-        start = max(start, self.log_start_offset)
-        while start < end:
-            with self.reader.plan_read(
-                start, end, max_bytes=_READ_AT_ONCE_BYTES, prove=prove, uncommitted=True
-            ) as plan:
-                for header, batch in plan.rows() if columns is None else plan.selected(columns):
-                    rows = ipc.rows_within(header, batch, start, end)
-                    if rows.start < rows.stop:
-                        yield header.epoch, batch[rows]
-                start = plan.next_offset
-
-    def time_us_of(self, offset: int) -> int | None:
-        """When this message was stored; None: nothing is stored there. The last one that was asked for is kept.
-
-        Raises:
-            OffsetOutOfRange: it was removed meanwhile. CorruptLog: it cannot be read.
-        """
-        known = self._known_time
-        if known[0] == offset:
-            return known[1]
-        for _, rows in self.stored_rows(offset, offset + 1, columns=("offset", "timestamp")):
-            if rows.column("offset")[0].as_py() == offset:
-                found = int(rows.column("timestamp").cast(pa.int64())[0].as_py())
-                self._known_time = offset, found
-                return found
-        return None
-
-    def message_bytes(self, start: int, end: int) -> int:
-        """The size of the visible messages in `[start, end)` as JetStream counts it. Raises CorruptLog."""
-        with self._message_bytes_lock:
-            return self._message_bytes.total(start, end, size_rule(self.settings))
-
-    def forget_sizes(self) -> None:
-        """Stored batches were cut off or replaced."""
-        with self._message_bytes_lock:
-            self._message_bytes.forget()
-
-    def _start_within(self, start: int, end: int, max_bytes: int) -> int:
-        """From where on the visible messages take at most `max_bytes`, as JetStream counts them."""
-        with self._message_bytes_lock:
-            return self._message_bytes.start_within(start, end, max_bytes, size_rule(self.settings))
-
-    def gaps(self) -> BitMap64:
-        """Offsets that have no row, although their batches are stored. Raises CorruptLog."""
-
-        def within(segments: list[Segment]) -> BitMap64:
-            found = BitMap64()
-            for segment in segments:
-                index = segment.index
-                if sum(index.rows) < segment.end_offset - segment.base_offset:
-                    with open(self.chain.open(segment), "rb") as file:
-                        for at in range(len(index)):
-                            found |= _gaps_of(file.fileno(), index[at], segment.path)
-            return found
-
-        return self.chain.on_snapshot(within)
-
     def checkpoint(self) -> None:
-        """Makes the high watermark durable, so that a file that is cut short later is seen as damage, and the start by
-        limits, so that it does not go back.
-        """
-        with self._checkpoint_lock:
-            if self.failure is None and not self._is_closed:
-                self._checkpoints.advance(self.high_watermark, self.chain.limited_below)
+        """See `SharedLog.checkpoint`."""
+        self.shared.checkpoint()
 
     def close(self) -> None:
         """Checkpoints, as far as the disk allows, and closes all files; they do not change afterwards."""
@@ -1090,8 +496,8 @@ class StreamLog:
         self.kept.clear()
         self.recent.clear()
         self.subjects.close()
-        self._is_closed = True
-        with self._seal_lock, self._checkpoint_lock:  # all other work on files has ended
+        self.shared.is_closed = True
+        with self.shared.files_lock, self.shared.checkpoint_lock:  # all other work on files has ended
             for segment in self.chain.segments:
                 if isinstance(segment, ActiveSegment):
                     segment.close()
@@ -1107,13 +513,3 @@ class StreamLog:
                 error,
                 extra=event("log.checkpoint_not_stored", path=self.folder),
             )
-
-
-def _gaps_of(fd: int, entry: BatchEntry, path: Path) -> BitMap64:
-    """The offsets of a batch that have no row."""
-    whole = offset_range(entry.base_offset, entry.end_offset)
-    if entry.rows == entry.end_offset - entry.base_offset:
-        return BitMap64()
-    if not entry.rows:
-        return whole
-    return whole - offset_set(ipc.decode_batch(read_batch(fd, entry, path)).column("offset").to_numpy())

@@ -237,7 +237,7 @@ class Removing:
             start, past_us = log.first_readable_offset, now_us - int(settings.ttl_s * 1e6)
             upto, following_us = await in_thread(self._executor, log.reader.offset_at, past_us, start)
             if upto > start:
-                await in_thread(self._executor, log.apply_rules)
+                await in_thread(self._executor, log.upkeep.apply_rules)
                 expired = log.visibility.without_own_ttl(start, upto)
                 if expired:
                     await self.record(stream, expired)
@@ -248,7 +248,7 @@ class Removing:
 
     async def _expire_by_age(self, stream: HostedStream, log: ReplicaLog, age_s: float, now_us: int) -> None:
         end, start = log.high_watermark, log.first_readable_offset
-        oldest_us = await in_thread(self._executor, log.expire_by_age, now_us)
+        oldest_us = await in_thread(self._executor, log.limits.expire, now_us)
         if log.first_readable_offset > start:
             stream.log_start_moved()
         oldest = self._oldest[stream] = _Oldest(log, oldest_us, end)
@@ -256,7 +256,7 @@ class Removing:
 
     async def _expire_single(self, stream: HostedStream, log: ReplicaLog, now_us: int) -> None:
         """What has a time of its own."""
-        await in_thread(self._executor, log.apply_rules)
+        await in_thread(self._executor, log.upkeep.apply_rules)
         due = log.visibility.expired(now_us, leads=True)
         try:
             if due:
@@ -358,7 +358,7 @@ class Removing:
     async def record_gaps(self, stream: HostedStream) -> None:
         """Raises CorruptLog; as `HostedStream.append_companion`."""
         log = stream.usable_log()
-        gaps = await in_thread(self._executor, log.gaps)
+        gaps = await in_thread(self._executor, log.reader.gaps)
         records = list(_records(gaps - log.visibility.removed.recorded))
         for first in range(0, len(records), _RECORDS_AT_ONCE):
             await stream.append_companion(records[first : first + _RECORDS_AT_ONCE])
@@ -429,12 +429,12 @@ def _erasure_records(
 
 def _recordable(log: ReplicaLog, at_least: int = _RECORDED_AT_LEAST) -> BitMap64:
     """What newer messages hide in sealed segments, if that is enough for rewriting them."""
-    log.apply_rules()
+    log.upkeep.apply_rules()
     start, end = log.log_start_offset, log.sealed_end_offset
     hidden = log.visibility.removed.derived(start, end)
     enough = max(at_least, (end - start - log.visibility.removed.count(start, end)) // _RECORDED_SHARE)
     if len(hidden) >= enough or (
-        hidden and log.pending_rows >= enough
+        hidden and log.upkeep.pending_rows >= enough
     ):  # no file is rewritten before these are recorded
         return hidden
     return BitMap64()
@@ -442,7 +442,7 @@ def _recordable(log: ReplicaLog, at_least: int = _RECORDED_AT_LEAST) -> BitMap64
 
 def _derived(log: ReplicaLog) -> BitMap64:
     """All that newer messages hide."""
-    log.apply_rules()
+    log.upkeep.apply_rules()
     return log.visibility.removed.derived(log.log_start_offset, log.high_watermark)
 
 
@@ -451,7 +451,7 @@ def _found(log: ReplicaLog, chosen: Chosen, end: int) -> BitMap64:
     found, start = BitMap64(), log.first_readable_offset
     while start < end:
         try:
-            for batch in log.visible_rows(start, end):
+            for batch in log.reader.visible_rows(start, end):
                 offsets = batch.column("offset").to_numpy()
                 found |= offset_set(offsets[np.asarray(chosen(batch), bool)])
                 start = int(offsets[-1]) + 1
@@ -467,9 +467,9 @@ def _stored_rows_of(log: ReplicaLog, what: Erased, end: int) -> tuple[BitMap64, 
     """Rows below `end` that are to be erased; offsets of those of which only the text is known; and what rows below
     `end` hide without a record, which must be recorded before any of them is dropped.
     """
-    log.apply_rules()
+    log.upkeep.apply_rules()
     rows = BitMap64()
-    for _, batch in log.stored_rows(log.log_start_offset, end, prove=True):
+    for _, batch in log.reader.stored_rows(log.log_start_offset, end, prove=True):
         rows |= offset_set(batch.column("offset").to_numpy()[what.marks(batch.column(what.erases))])
     known = log.visibility.offsets_of_texts(what.erases, what.marks_of_bytes)
     below = offset_range(0, end)

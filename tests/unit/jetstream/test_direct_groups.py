@@ -111,15 +111,15 @@ def test_groups_get_what_single_requests_get(operations: list[tuple[str, Any]], 
                     replica.record({offset for offset in argument if offset < log.log_end_offset})
                 case "roll and seal":
                     log.roll()
-                    log.seal_next()
+                    log.upkeep.seal_next()
                 case "rewrite":
-                    log.apply_rules()
+                    log.upkeep.apply_rules()
                     replica.record(set(log.visibility.removed.derived(0, log.high_watermark)))
-                    log.rewrite_next(2**60)
+                    log.upkeep.rewrite_next(2**60)
                 case "ask":
                     check(log, argument)
                 case "limit start":
-                    log.limit_start(argument)
+                    log.limits.move_to(argument)
                 case "reopen":
                     replica.reopen(forgets=False)
         check(replica.log, [*SUBJECTS, "none", *range(1, 20)])
@@ -260,11 +260,11 @@ def test_a_key_that_exists_is_found_while_it_is_written(log_folder: Path) -> Non
             log.append(rows_of(list(some), log.log_end_offset), 2_000_000)
             if at % 10 == 9:
                 log.roll()
-                while log.seal_next():
+                while log.upkeep.seal_next():
                     pass
-                log.apply_rules()
+                log.upkeep.apply_rules()
                 replica.record(set(log.visibility.removed.derived(0, log.high_watermark)))
-                log.rewrite_next(2**60)
+                log.upkeep.rewrite_next(2**60)
         done.set()
 
     writing = threading.Thread(target=write)

@@ -136,7 +136,7 @@ def test_removals_between_a_read_and_its_delivery_are_found_by_the_next_one(log:
 def test_what_is_removed_while_it_is_read_is_not_in_what_was_read(
     log: ReplicaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, visible_rows = ConsumerReader((), "a consumer"), log.visible_rows
+    reading, visible_rows = ConsumerReader((), "a consumer"), log.reader.visible_rows
 
     def removing(start: int, end: int) -> Iterator[Any]:
         for number, batch in enumerate(visible_rows(start, end)):
@@ -144,7 +144,7 @@ def test_what_is_removed_while_it_is_read_is_not_in_what_was_read(
             if number == 1:
                 log.visibility.removed.record(offset_range(1, 3))
 
-    monkeypatch.setattr(log, "visible_rows", removing)
+    monkeypatch.setattr(log.reader, "visible_rows", removing)
     found = window_of(log, reading, 1)
     assert found.seqs.tolist() == [1, *range(4, 26)]
     monkeypatch.undo()

@@ -23,7 +23,7 @@ def test_messages_that_are_removed_meanwhile_do_not_fail_the_request(
     size_of = log.message_bytes
 
     def removing(start: int, end: int) -> int:
-        log.limit_start(removed_below)
+        log.limits.move_to(removed_below)
         return size_of(start, end)
 
     monkeypatch.setattr(log, "message_bytes", removing)

@@ -26,7 +26,6 @@ from natslog.arrow import ipc
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.cluster.epochs import NO_EPOCH
-from natslog.cluster.features import STREAM_CHANGES_LEVEL
 from natslog.cluster.stream_changes import edited
 from natslog.errors import CorruptLog, InvalidRequest
 from natslog.log import LogOptions, ReplicaLog, small_segments
@@ -188,7 +187,7 @@ class Replica:
     def crash(self, torn: bytes) -> None:
         """Nothing is stored at its end, and the tail of a write is left behind."""
         for log in (self.log, self.companion):
-            log._is_closed = True
+            log.shared.is_closed = True
             for segment in log.chain.segments:
                 if isinstance(segment, ActiveSegment):
                     segment.close()
@@ -218,13 +217,13 @@ class Replica:
         """As maintenance does it. Whether something is left to do."""
         if self.log.is_to_be_rolled:
             self.log.roll()
-        return self.log.seal_next() or self.log.erase_next(now_us)
+        return self.log.upkeep.seal_next() or self.log.upkeep.erase_next(now_us)
 
     def merge_next(self) -> bool:
         """Any two small segments, also after a restart."""
-        self.log._small_segments._settled = None
+        self.log.upkeep._small_segments._settled = None
         with patch.multiple(small_segments, _MERGED_AT_ONCE=2, _UNEVEN=2.0, _MERGED_EARLY=1.0):
-            return self.log.merge_next()
+            return self.log.upkeep.merge_next()
 
     def crash_within(self, work: Callable[[], object], call: int, *, tears: bool) -> bool:
         """Ends before this change of a file name, or sync; as opened afterwards. False: the work was done before."""
@@ -543,7 +542,7 @@ class Stream:
         )
         follower.commit(leader.log.high_watermark, leader.companion.high_watermark)
         self._limit()
-        follower.log.limit_start(leader.log.first_readable_offset)
+        follower.log.limits.move_to(leader.log.first_readable_offset)
 
     def _limit(self) -> None:
         """The leader applies the limits of messages and bytes."""
@@ -553,7 +552,7 @@ class Stream:
         leader.log.settings = _with_limits(leader.log.settings, self.settings)
         self._readable(leader, lambda: leader.log.visibility.removed_below(high_watermark))
         before = leader.log.first_readable_offset
-        self._readable(leader, leader.log.advance_start)
+        self._readable(leader, leader.log.limits.advance)
         self.model.limit(high_watermark, leader.delivered)
         if self.settings.max_bytes is not None:
             self._check_bytes(self.settings.max_bytes, max(before, self.model.start))
@@ -606,7 +605,7 @@ class Stream:
         if settings.ttl_s is not None:
             self._readable(self.leader, lambda: self._expire_by_age(log, settings.ttl_s or 0))
         if log.visibility.has_rules:
-            self._readable(self.leader, log.apply_rules)
+            self._readable(self.leader, log.upkeep.apply_rules)
             self._record_expired(log.visibility.expired(self.now_us, leads=True))
         for follower in self.followers:
             follower.log.visibility.expired(self.now_us, leads=False)
@@ -618,10 +617,10 @@ class Stream:
         visible = self.model.visible(upto, self.leader.delivered, start)
         assert all(self.model.times_us[offset] < past_us for offset in visible)
         if not self.settings.allow_ttl:
-            log.limit_start(upto)
+            log.limits.move_to(upto)
             self.model.start = max(self.model.start, upto)
         elif upto > start:
-            log.apply_rules()
+            log.upkeep.apply_rules()
             self._record_expired(log.visibility.without_own_ttl(start, upto))
 
     def _record_expired(self, offsets: BitMap64) -> None:
@@ -664,7 +663,7 @@ class Stream:
     def erase_next(self, number: int) -> None:
         """A replica does a part of what it has to erase."""
         replica = self.replicas[number % 3]
-        self._readable(replica, lambda: replica.erase_next(self.now_us))
+        self._readable(replica, lambda: replica.upkeep.erase_next(self.now_us))
 
     def finish_erasures(self) -> None:
         """No file has the bytes of erased messages then."""
@@ -691,7 +690,7 @@ class Stream:
 
     def edit(self, rule: Rule) -> None:
         """Where it hides less than before, a new epoch of the same leader begins."""
-        record = edited(self._record_of_stream(), self._stream_settings(rule), None, level=STREAM_CHANGES_LEVEL)
+        record = edited(self._record_of_stream(), self._stream_settings(rule), None)
         is_counted_anew = record.rules_version > self.settings.rules_version
         begins = record.leader_epoch > self.epoch
         self.epoch = record.leader_epoch
@@ -809,7 +808,7 @@ class Stream:
         self.replicas[number % 3].log.roll()
 
     def seal(self, number: int) -> None:
-        self.replicas[number % 3].log.seal_next()
+        self.replicas[number % 3].log.upkeep.seal_next()
 
     def seal_all(self) -> None:
         """All that is committed, on every replica."""
@@ -821,7 +820,7 @@ class Stream:
 
     def rewrite(self, number: int) -> None:
         replica = self.replicas[number % 3]
-        self._readable(replica, lambda: replica.log.rewrite_next(_NO_WINDOW_US))
+        self._readable(replica, lambda: replica.log.upkeep.rewrite_next(_NO_WINDOW_US))
 
     def merge(self, number: int) -> None:
         replica = self.replicas[number % 3]
@@ -847,8 +846,8 @@ class Stream:
             self._record_all()
         replica = self.replicas[number % 3]
         work: dict[str, Callable[[], object]] = {
-            "rewrite": lambda: replica.log.rewrite_next(_NO_WINDOW_US),
-            "erase": lambda: replica.erase_next(self.now_us),
+            "rewrite": lambda: replica.log.upkeep.rewrite_next(_NO_WINDOW_US),
+            "erase": lambda: replica.upkeep.erase_next(self.now_us),
             "seal": replica.log.seal_next,
             "merge": replica.merge_next,
         }
@@ -860,7 +859,7 @@ class Stream:
     def retain(self, number: int) -> None:
         """Files below the log start go, on one replica before the others."""
         replica = self.replicas[number % 3]
-        replica.log.drop_before(replica.log.first_readable_offset)
+        replica.log.upkeep.drop_before(replica.log.first_readable_offset)
 
     def damage(self, number: int, seed: int) -> None:
         """Never of two replicas at once. Readers that have a file open are not told."""
@@ -1025,7 +1024,7 @@ class Stream:
         replica.commit(high_watermark, 0)
         start = self.leader.log.first_readable_offset
         for one in self.replicas if self._start_is_known_to_replicas_only else (replica,):
-            one.log.limit_start(start)  # it is repaired without rows below
+            one.log.limits.move_to(start)  # it is repaired without rows below
         replica.repair(other)
         replica.commit(high_watermark, 0)
 
@@ -1061,7 +1060,7 @@ def beside_batches_bytes(log: ReplicaLog) -> int:
 
 
 def _erase_all(replica: Replica, now_us: int) -> None:
-    while replica.erase_next(now_us):
+    while replica.upkeep.erase_next(now_us):
         pass
 
 

@@ -18,7 +18,7 @@ def sealed(folder: Path, compression: str, segments: int = 2) -> None:
     for _ in range(segments):
         log.append(rows([b"a" * 10_000] * 10), NOW_US)
         log.roll()
-        assert log.seal_next()
+        assert log.upkeep.seal_next()
     log.append(rows([b"open"]), NOW_US)
     log.close()
 
@@ -32,7 +32,7 @@ def test_sizes_are_known_again_after_a_start(tmp_path: Path) -> None:
     assert stored == sum(one.size_bytes for one in log.chain.segments[:2])
     assert 200_000 < uncompressed < 210_000
     assert uncompressed / stored > 10
-    log.drop_before(10)
+    log.upkeep.drop_before(10)
     assert log.compression.totals(log.chain) == (log.chain.segments[0].size_bytes, uncompressed // 2)
     log.close()
     assert not check_file(tmp_path / "compression").problems
@@ -55,11 +55,11 @@ def test_without_its_file_nothing_is_known_and_the_log_opens(tmp_path: Path, cap
     log.close()
 
 
-def test_at_level_1_nothing_is_stored(tmp_path: Path) -> None:
+def test_where_it_is_not_stored_there_is_no_file(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogOptions(min_free_bytes=0, stores_scrub=False), compression="zstd")
     log.append(rows([b"a" * 10_000] * 10), NOW_US)
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     assert log.compression.totals(log.chain) is not None
     assert not (tmp_path / "compression").exists()
     log.close()

@@ -51,7 +51,7 @@ def test_the_tail_is_read_while_another_reader_waits_for_a_footer(
     log = open_log(log_folder, SMALL)
     for at in range(60):
         log.append(rows([b"x" * 500]), 1_000_000 + at)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     log.close()
     log = open_log(log_folder, SMALL)
@@ -122,7 +122,7 @@ def test_readers_find_everything_while_segments_are_made_sealed_and_dropped(log_
         log.settings = log.settings.__class__(subject="orders.>", max_messages=120, compression=compression)
         log.append(rows([os.urandom(size_bytes)]), 1_000_000 + at)
         if at % 10 == 0:
-            while log.seal_next():
+            while log.upkeep.seal_next():
                 pass
         if at % 25 == 0:
             retain(log, 2_000_000)
@@ -157,7 +157,7 @@ def test_a_segment_sealed_between_the_look_up_and_the_opening_is_looked_up_again
 
     def late(segment: Any) -> int:
         if not sealed:
-            sealed.append(log.seal_next())
+            sealed.append(log.upkeep.seal_next())
         return open_segment(segment)
 
     monkeypatch.setattr(chain_module, "open_segment", late)

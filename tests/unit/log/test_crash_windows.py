@@ -28,7 +28,7 @@ def test_log_end_is_kept_when_an_empty_segment_meets_a_full_disk(
     log = open_log(log_folder, max_age_s=8.0)
     log.append(rows([b"x"] * 500), 1_000_000)
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     assert retain(log, 20_000_000) == 1
     for broken in ("writev", "open", "open"):
         with monkeypatch.context() as patch:
@@ -61,7 +61,7 @@ def test_very_long_subjects_survive_sealing(log_folder: Path, size: int) -> None
     log.append(rows([b"a", b"b"], subject='s"' * (size // 2)), 1)
     log.append(rows([b"c" * 5000]), 2)
     log.append(rows([b"d"]), 3)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     assert log.chain.segments[0].path.suffix == ".arrow"
     assert stored_values(log) == [b"a", b"b", b"c" * 5000, b"d"]
@@ -76,9 +76,9 @@ def test_segment_that_cannot_be_sealed_stops_neither_sealing_nor_retention(log_f
     data[-20] ^= 1
     victim.path.write_bytes(data)
     with pytest.raises(CorruptLog):
-        log.seal_next()
+        log.upkeep.seal_next()
     assert not list(log_folder.glob("*.tmp"))
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     assert retain(log, 0) > 1
     assert log.high_watermark - log.log_start_offset <= 20
@@ -92,9 +92,9 @@ def test_full_disk_while_sealing_leaves_everything_as_it_was(log_folder: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("natslog.log.sealed.write_all", no_room)
         with pytest.raises(StorageFull):
-            log.seal_next()
+            log.upkeep.seal_next()
     assert stored_values(log) == before
-    assert log.seal_next(), "it is tried again when there is room"
+    assert log.upkeep.seal_next(), "it is tried again when there is room"
 
 
 def test_crash_between_the_sealed_file_and_removing_the_active_one(log_folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_crash_between_the_sealed_file_and_removing_the_active_one(log_folder: P
     before = stored_values(log)
     active = log.chain.segments[0].path
     data = active.read_bytes()
-    log.seal_next()
+    log.upkeep.seal_next()
     log.close()
     active.write_bytes(data)
     log = open_log(log_folder, SMALL)
@@ -219,7 +219,7 @@ def test_verify_finds_every_flip_in_a_footer(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL)
     for at in range(12):
         log.append(rows([b"%d" % at * 100] * 5), at)
-    log.seal_next()
+    log.upkeep.seal_next()
     path = log.chain.segments[0].path
     log.close()
     original = path.read_bytes()
@@ -241,7 +241,7 @@ def test_a_message_expires_by_its_timestamp_and_not_by_when_its_file_was_written
     stamped_us = int(log_folder.parent.stat().st_mtime * 1e6)
     log.append(rows([b"x"]), stamped_us)
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
     written_s = stamped_us / 1e6 - written_days_ago * 86_400
     os.utime(log.chain.segments[0].path, (written_s, written_s))
     log.close()

@@ -30,7 +30,7 @@ def sealed_log(folder: Path, compression: str = "zstd") -> ReplicaLog:
         if at == COMMITS // 2:
             log.begin_epoch(Epoch(3))
         log.append(rows([b"%d" % at, os.urandom(500)]), 1_000_000 + at)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     log.chain.committed = 0
     assert sum(isinstance(segment, SealedSegment) for segment in log.chain.segments) >= 3
@@ -129,7 +129,7 @@ def several_batches(folder: Path) -> ReplicaLog:
         log.append_run("p", at, batches, rows=4, size_bytes=12_000, now_us=1_000_000 + at)
     log.roll()
     log.append(rows([b"last"]), 1_000_011)
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     return log
 
 

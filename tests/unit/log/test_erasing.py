@@ -50,7 +50,7 @@ def buffers(rows: list[Row]) -> RowBuffers:
 def stored(log: ReplicaLog) -> list[tuple[int, str, bytes | None, bytes]]:
     """All rows of the files, hidden ones too."""
     names = ("offset", "subject", "key", "value")
-    batches = [batch for _, batch in log.stored_rows(0, log.log_end_offset)]
+    batches = [batch for _, batch in log.reader.stored_rows(0, log.log_end_offset)]
     return [row for one in batches for row in zip(*(one.column(name).to_pylist() for name in names), strict=True)]
 
 
@@ -78,9 +78,9 @@ def erase_all(log: ReplicaLog) -> None:
     """As maintenance does it."""
     if log.is_to_be_rolled:
         log.roll()
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
-    while log.erase_next(NOW_US):
+    while log.upkeep.erase_next(NOW_US):
         pass
 
 
@@ -117,7 +117,7 @@ def test_rows_with_a_key_keep_what_counts_and_lose_all_else(log: ReplicaLog, log
     for text in (b"key-anna", b"first of anna", b"about anna"):
         assert in_files(log_folder, text) == []
     assert b"second of anna" in {row[3] for row in stored(log)}
-    log.rewrite_next(2**60)
+    log.upkeep.rewrite_next(2**60)
     assert [row[0] for row in stored(log)] == [1, 2, 3, 4], "rewriting drops them as all removed ones"
 
 
@@ -128,11 +128,11 @@ def test_few_rows_and_recent_ones_are_erased_at_once(log_folder: Path) -> None:
     erase(log, "subject", {100})
     assert log.is_to_be_rolled
     assert log.is_roll_due(NOW_US)
-    assert not log.erase_next(NOW_US), "an open segment is rolled first"
+    assert not log.upkeep.erase_next(NOW_US), "an open segment is rolled first"
     assert log.erasures.is_pending
     log.roll()
-    log.seal_next()
-    assert not log.rewrite_next(2**60)
+    log.upkeep.seal_next()
+    assert not log.upkeep.rewrite_next(2**60)
     erase_all(log)
     assert in_files(log_folder, b"secret") == []
     assert not log.erasures.is_pending
@@ -165,8 +165,8 @@ def test_a_part_that_is_fetched_again_is_checked_again(log: ReplicaLog, log_fold
 
 def test_a_restart_continues_and_keeps_the_receipt(log: ReplicaLog, log_folder: Path) -> None:
     erase(log, "subject", {0, 3})
-    log.seal_next()
-    assert log.erase_next(NOW_US)
+    log.upkeep.seal_next()
+    assert log.upkeep.erase_next(NOW_US)
     assert in_files(log_folder, b"about anna"), "the other segment is not done yet"
     log.close()
     again = open_log(log_folder)
@@ -187,14 +187,14 @@ def test_a_crash_between_the_receipt_and_the_file_leaves_the_old_file_and_is_rep
     log: ReplicaLog, log_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     erase(log, "subject", {0})
-    log.seal_next()
+    log.upkeep.seal_next()
 
     def crash(*_: object) -> None:
         raise OSError("the power is gone")
 
     monkeypatch.setattr(os, "replace", _first_of(os.replace, crash, ".arrow"))
     with pytest.raises(OSError, match="power"):
-        log.erase_next(NOW_US)
+        log.upkeep.erase_next(NOW_US)
     monkeypatch.undo()
     again = open_log(log_folder)
     erase(again, "subject", {0}, below=5)
@@ -211,7 +211,7 @@ def _first_of(real: Callable[..., None], crash: Callable[..., None], suffix: str
 
 def test_an_erasure_that_arrives_meanwhile_is_not_complete_with_the_first(log: ReplicaLog, log_folder: Path) -> None:
     erase(log, "subject", {0})
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     rows = log.erasures.pending()
     assert rows is not None
@@ -243,7 +243,7 @@ def test_texts_of_erased_rows_are_in_no_table(log_folder: Path) -> None:
     log = open_log(log_folder)
     log.visibility.set_rules((Rule(Epoch(0), 2, compacts=True),), 0)
     log.append(buffers([*ROWS, ("a.bob", "key-bob", b"second of bob")]), NOW_US)
-    log.apply_rules()
+    log.upkeep.apply_rules()
     log.visibility.store(0, at_least=1)
     in_table = open_log(log_folder).visibility
     assert list(in_table.offsets_of_texts("subject", _equal(b"a.anna"))) == [0, 2]

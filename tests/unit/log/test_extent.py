@@ -18,7 +18,7 @@ def log(tmp_path_factory: pytest.TempPathFactory):
     log = open_log(tmp_path_factory.mktemp("extent") / "log", SMALL)
     for at in range(40):
         log.append(rows([b"." * (50 + 37 * at % 400)] * (1 + at % 7)), 1_000_000 + at)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     yield log
     log.close()

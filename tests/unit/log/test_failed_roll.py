@@ -90,7 +90,7 @@ def test_failed_roll_over_an_empty_segment_keeps_the_end_of_the_log(
     log = open_log(log_folder, max_age_s=8.0)
     log.append(rows([b"x"] * 500), 1_000_000)
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     assert retain(log, 20_000_000) == 1
     log.chain.segments[-1].failed = True  # type: ignore[union-attr]
     with monkeypatch.context() as patch:
@@ -139,7 +139,7 @@ def test_empty_successors_in_the_middle_of_the_log_are_removed(log_folder: Path)
     log.append(rows([b"b"]), 2_000_000)
     log.roll()
     log.append(rows([b"c"]), 2_000_002)
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     crash(log)
     again = open_log(log_folder)
     assert again.failure is None

@@ -121,7 +121,7 @@ def test_a_log_with_removed_messages_is_sealed_reopened_and_read_the_same(
     assert (log.log_start_offset, log.log_end_offset) == (0, 100), "offsets whose messages are removed are not lost"
     assert log.failure is None
     log.roll()
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     sealed = log.chain.segments[0]
     assert sealed.path.suffix == ".arrow"
@@ -138,7 +138,7 @@ def test_a_log_with_removed_messages_is_sealed_reopened_and_read_the_same(
 def test_a_segment_all_of_whose_messages_were_removed_keeps_its_offsets(log_folder: Path) -> None:
     log = filled(log_folder, set(range(20)), [0, 10, 20])
     log.roll()
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     log.close()
     log = open_log(log_folder)

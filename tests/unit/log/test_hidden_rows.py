@@ -120,13 +120,13 @@ class Log:
         self.log.visibility.removed.record(_set_of({at for at in offsets if at < self.log.log_end_offset}))
 
     def rewrite(self) -> None:
-        while self.log.rewrite_next(2**60):
+        while self.log.upkeep.rewrite_next(2**60):
             pass
 
     def seal(self, compression: str) -> None:
         self.log.settings = msgspec.structs.replace(self.log.settings, compression=compression)
         self.log.roll()
-        while self.log.seal_next():
+        while self.log.upkeep.seal_next():
             pass
 
     def expected(self, hidden: Hidden, start: int, end: int) -> list[int]:
@@ -329,7 +329,7 @@ def run(operations: list[tuple[Any, ...]], bounds: Bounds) -> None:
 def forget_dropped(tested: Log) -> None:
     """Rewriting drops hidden rows, so that no view has them from then on."""
     tested.rewrite()
-    for at in tested.log.gaps():
+    for at in tested.log.reader.gaps():
         tested.values.pop(at, None)
 
 

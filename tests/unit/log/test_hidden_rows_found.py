@@ -10,7 +10,7 @@ import pytest
 
 from natslog.arrow import ipc
 from natslog.arrow.restamping import checked_batches
-from natslog.log import ReplicaLog, stream_log
+from natslog.log import ReplicaLog, log_reader
 from natslog.log.log_reader import LogReader
 from natslog.log.visibility import Rule
 from natslog.model import Epoch
@@ -34,7 +34,7 @@ def seals_after_first(log: ReplicaLog, monkeypatch: pytest.MonkeyPatch) -> None:
         is_extended = extend(self, *arguments)
         calls.append(1)
         if len(calls) == 1:
-            assert log.seal_next()
+            assert log.upkeep.seal_next()
         return is_extended
 
     monkeypatch.setattr(LogReader, "_extend", extended)
@@ -58,10 +58,10 @@ def test_rules_are_applied_once_where_a_segment_is_sealed_meanwhile(
 ) -> None:
     replica = Replica(log_folder)
     filled(replica, subject="s{}".format)
-    monkeypatch.setattr(stream_log, "_READ_AT_ONCE_BYTES", SMALL)
+    monkeypatch.setattr(log_reader, "_READ_AT_ONCE_BYTES", SMALL)
     replica.set_rules((Rule(Epoch(0), 1),))
     seals_after_first(replica.log, monkeypatch)
-    replica.log.apply_rules()
+    replica.log.upkeep.apply_rules()
     assert not replica.log.visibility.removed, "each subject has one message"
 
 
@@ -71,7 +71,7 @@ def test_what_is_read_of_a_log_with_hidden_segments_can_be_imported(log_folder: 
     for number in range(3):
         replica.log.append(rows_of([("a" * 300, None, None)] * 1000, 1000 * number), 1_000_000 + number)
         replica.log.roll()
-        replica.log.seal_next()
+        replica.log.upkeep.seal_next()
     replica.record(set(hidden))
     with replica.log.reader.plan_read(0, max_bytes=1 << 24) as plan:
         batches = checked_batches(b"".join(plan.messages()), [">"])
@@ -96,13 +96,13 @@ def test_rows_that_rewriting_had_to_keep_are_dropped_when_they_no_longer_count(l
     for number in range(4):
         log.append(rows_of(subjects, 50 * number), 1_000_000)
         log.roll()
-        log.seal_next()
+        log.upkeep.seal_next()
         if number == 1:
             replica.record(set(range(50, 100)))
-            log.rewrite_next(2**60)
+            log.upkeep.rewrite_next(2**60)
     log.append(rows_of([("z", None, None)], 200), 1_000_000)
-    log.apply_rules()
+    log.upkeep.apply_rules()
     replica.record(set(log.visibility.removed.derived(0, log.sealed_end_offset)))
-    while log.rewrite_next(2**60):
+    while log.upkeep.rewrite_next(2**60):
         pass
     assert [sum(one.index.rows) for one in log.chain.segments] == [0, 0, 50, 50, 1]

@@ -24,7 +24,7 @@ def fill(log: ReplicaLog, commits: int, start_us: int = 1_000_000, step_us: int 
 
 
 def seal_all(log: ReplicaLog) -> None:
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
 
 
@@ -91,7 +91,7 @@ def test_lag_equals_reading_every_row(
     log = open_log(tmp_path_factory.mktemp("lag") / "log", SMALL, max_messages=max_messages, compression=compression)
     fill(log, commits)
     for _ in range(sealed_segments):
-        log.seal_next()
+        log.upkeep.seal_next()
     retain(log, 0)
     log.chain.committed = max(log.first_readable_offset, log.log_end_offset - uncommitted)
     for offset in range(0, log.log_end_offset + 3, 1 + commits // 12):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import read_checked, write_checked
-from natslog.log.verify import check_file, files_of
 from natslog.model import Epoch, StreamSettings
 from tests.conftest import STREAM_ID, open_log, retain, rows, stored_values
 from tests.unit.log.test_replica_log import batches_of
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
-AFTER_0_1 = LogOptions(segment_bytes=4096, min_free_bytes=0, trusts_log_start=False)
 
 
 def filled(folder: Path, commits: int = 40, **settings: object) -> ReplicaLog:
@@ -30,7 +27,7 @@ def filled(folder: Path, commits: int = 40, **settings: object) -> ReplicaLog:
         if at == commits // 2:
             log.begin_epoch(Epoch(5))
         log.append(rows([b"%d" % at, b"x" * 500]), 1_000_000 + at)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     return log
 
@@ -203,29 +200,6 @@ def test_a_start_stored_before_a_downgrade_is_no_lie_after_the_second_upgrade(lo
     assert (again.failure, again.log_start_offset) == (None, start), "the checkpoint tells who wrote it"
 
 
-def test_a_start_stored_before_a_downgrade_that_checkpointed_nothing_is_not_trusted(log_folder: Path) -> None:
-    log = retained(log_folder)
-    log.checkpoint()
-    log.close()
-    segments_of(log_folder)[0].unlink()
-    start = int(segments_of(log_folder)[0].stem)
-    again = open_log(log_folder, AFTER_0_1)
-    assert (again.failure, again.log_start_offset) == (None, start)
-    again.close()
-    assert open_log(log_folder, SMALL).failure is None, "it is stored anew"
-
-
-def test_0_1_reads_what_this_version_writes(log_folder: Path) -> None:
-    """Its reader takes one field of the checkpoint, and ignores the other file."""
-    log = retained(log_folder)
-    log.checkpoint()
-    log.close()
-    raw = (log_folder / "hw-checkpoint").read_bytes()
-    assert json.loads(raw.partition(b"\n")[2])["high_watermark"] == log.log_end_offset
-    assert all(not check_file(path).problems for path in files_of(log_folder))
-    assert log_folder / "log-start" in files_of(log_folder)
-
-
 # ---- side files ----
 
 
@@ -344,12 +318,12 @@ def test_segments_below_the_leaders_start_are_dropped(tmp_path: Path) -> None:
     assert retain(leader, 2_000_000) > 1
     start = leader.log_start_offset
     copy.chain.committed = 4
-    assert copy.drop_before(start) <= 1, "what is not known to be committed stays"
+    assert copy.upkeep.drop_before(start) <= 1, "what is not known to be committed stays"
     copy.chain.committed = copy.log_end_offset
-    assert copy.drop_before(start) > 1, "though nothing is sealed here"
+    assert copy.upkeep.drop_before(start) > 1, "though nothing is sealed here"
     assert start - 20 < copy.log_start_offset <= start
-    assert copy.drop_before(start) == 0
-    assert copy.drop_before(copy.log_end_offset + 100) > 0
+    assert copy.upkeep.drop_before(start) == 0
+    assert copy.upkeep.drop_before(copy.log_end_offset + 100) > 0
     assert len(copy.chain.segments) == 1, "the last segment stays"
     copy.close()
     again = open_log(tmp_path / "copy", SMALL)

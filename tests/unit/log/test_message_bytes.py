@@ -48,7 +48,7 @@ def filled(folder: Path, commits: list[list[Any]], compression: str, storage: st
         log.append(buffers(rows), 1 + at)
         if at == len(commits) // 2:
             log.roll()
-            log.seal_next()
+            log.upkeep.seal_next()
     return log
 
 
@@ -64,16 +64,16 @@ def test_total_is_that_of_each_visible_message(
         log = filled(tmp_path_factory.mktemp("log") / "log", commits, compression, storage)
         sizes = [size(*row, storage) for rows in commits for row in rows]
         end = len(sizes)
-        assert log.message_bytes(0, end) == sum(sizes)
+        assert log.message_bytes.total(0, end) == sum(sizes)
         hidden = data.draw(st.sets(st.integers(0, end - 1)))
         log.visibility.removed.record(offset_set(pa.array(sorted(hidden), pa.int64()).to_numpy()))
         visible = [0 if at in hidden else one for at, one in enumerate(sizes)]
         for _ in range(3):
             start = data.draw(st.integers(0, end))
             stop = data.draw(st.integers(start, end))
-            assert log.message_bytes(start, stop) == sum(visible[start:stop])
+            assert log.message_bytes.total(start, stop) == sum(visible[start:stop])
         most = data.draw(st.integers(0, sum(visible)))
-        first = log._start_within(0, end, most)
+        first = log.message_bytes.start_within(0, end, most)
         assert sum(visible[first:]) <= most
         assert first == 0 or sum(visible[first - 1 :]) > most
         log.close()
@@ -84,14 +84,14 @@ def test_total_is_that_of_each_visible_message(
 def test_total_follows_what_is_appended_and_rewritten(tmp_path: Path) -> None:
     row = ("orders.a", [("k", "v")], b"value")
     log = filled(tmp_path / "log", [[row] * 3, [row]], "none", "file")
-    assert log.message_bytes(0, 4) == 4 * size(*row, "file")
+    assert log.message_bytes.total(0, 4) == 4 * size(*row, "file")
     log.append(buffers([row] * 2), 9)
-    assert log.message_bytes(0, 6) == 6 * size(*row, "file")
+    assert log.message_bytes.total(0, 6) == 6 * size(*row, "file")
     log.visibility.removed.record(offset_set(pa.array([1, 4]).to_numpy()))
-    assert log.message_bytes(0, 6) == 4 * size(*row, "file")
-    while log.rewrite_next(2**62):
+    assert log.message_bytes.total(0, 6) == 4 * size(*row, "file")
+    while log.upkeep.rewrite_next(2**62):
         pass
-    assert log.message_bytes(0, 6) == 4 * size(*row, "file")
+    assert log.message_bytes.total(0, 6) == 4 * size(*row, "file")
     log.close()
 
 
@@ -100,9 +100,9 @@ def test_total_after_batches_were_cut_off_and_others_have_taken_their_places(tmp
     log = filled(tmp_path / "log", [[small]], "none", "file")
     for at in range(4):
         log.append(buffers([small]), 10 + at)
-    assert log.message_bytes(0, 5) == 5 * size(*small, "file")
+    assert log.message_bytes.total(0, 5) == 5 * size(*small, "file")
     log.discard_from(2)
     for at in range(3):
         log.append(buffers([large]), 20 + at)
-    assert log.message_bytes(0, 5) == 2 * size(*small, "file") + 3 * size(*large, "file")
+    assert log.message_bytes.total(0, 5) == 2 * size(*small, "file") + 3 * size(*large, "file")
     log.close()

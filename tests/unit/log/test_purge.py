@@ -21,7 +21,7 @@ def filled(folder: Path, commits: int = 60) -> ReplicaLog:
     log = open_log(folder, SMALL)
     for at in range(commits):
         log.append(rows([b"." * 100] * 3), START_US + at * STEP_US)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     return log
 
@@ -72,7 +72,7 @@ def test_whole_segments_below_are_removed_and_the_last_one_after_a_roll(tmp_path
     bases = [segment.base_offset for segment in log.chain.segments]
     assert len(bases) > 3
     log.chain.purged_below = bases[2] + 1
-    assert log.needs_upkeep()
+    assert log.upkeep.is_needed()
     assert retain(log, START_US) == 2
     assert log.log_start_offset == bases[2], "the segment that holds purged and other messages stays"
     log.chain.purged_below = log.high_watermark

@@ -176,7 +176,7 @@ def test_sealing_in_place_cut_short_at_every_byte_of_the_footer_recovers(tmp_pat
     log.roll()
     full = log.chain.segments[0]
     size = full.size_bytes
-    log.seal_next()
+    log.upkeep.seal_next()
     sealed = next(folder.glob("*.arrow"))
     data = sealed.read_bytes()
     sealed.unlink()

@@ -129,7 +129,7 @@ def test_rules_are_applied_to_rows_that_were_damaged_at_a_start(
     log.visibility.on_damage = lambda error: told.append(error) or is_repaired_first  # type: ignore[func-returns-value]
     log.chain.committed = log.log_end_offset
     with suppress(CorruptLog):
-        log.apply_rules()
+        log.upkeep.apply_rules()
         assert not (told and is_repaired_first), "readers wait"
     log.visibility.store(0, at_least=1)
     assert is_repaired_first or bool(told) != (replica.folder / "newest").exists(), "what was passed over is not stored"
@@ -267,7 +267,7 @@ def test_a_view_and_a_plan_in_use_are_as_they_were_until_an_erasure(tmp_path: Pa
 
 
 def stored_rows(replica: Replica) -> set[int]:
-    batches = (batch for _, batch in replica.log.stored_rows(0, replica.log.log_end_offset))
+    batches = (batch for _, batch in replica.log.reader.stored_rows(0, replica.log.log_end_offset))
     return {offset for batch in batches for offset in batch.column("offset").to_pylist()}
 
 

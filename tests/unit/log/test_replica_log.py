@@ -149,7 +149,7 @@ def test_damaged_sealed_segment_is_discarded_whole(tmp_path: Path) -> None:
     copy = open_log(tmp_path / "copy", SMALL)
     for batch in batches_of(leader):
         copy.append_copies([batch])
-    while copy.seal_next():
+    while copy.upkeep.seal_next():
         pass
     sealed = sorted((tmp_path / "copy").glob("*.arrow"))
     assert sealed
@@ -183,10 +183,10 @@ def test_what_is_not_committed_is_neither_sealed_nor_dropped(tmp_path: Path) -> 
     for at in range(30):
         log.append(rows([b"x" * 500]), 1_000_000 + at)
     log.chain.committed = 0
-    assert not log.seal_next()
+    assert not log.upkeep.seal_next()
     assert retain(log, 2_000_000_000_000) == 0
     log.chain.committed = 30
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     assert retain(log, 2_000_000_000_000) > 0
 
@@ -205,7 +205,7 @@ def test_epochs_are_known_again_after_a_restart(tmp_path: Path) -> None:
 def test_slice_of_a_larger_batch_proves_itself(tmp_path: Path) -> None:
     """A follower that needs a part of a merged batch gets that part, with CRCs of its own."""
     leader = filled(tmp_path / "leader", 30)
-    while leader.seal_next():
+    while leader.upkeep.seal_next():
         pass
     assert os.listdir(tmp_path / "leader")
     whole = batches_of(leader)[0].header

@@ -82,7 +82,7 @@ def test_sealing_keeps_runs_apart_and_their_marks(log_folder: Path, compression:
         log.append(rows([b"%d" % at * 50]), at)
         append_run(log, "q", at, [[b"r%d" % at, b"s"], [b"t"]], now_us=at)
         expected += [b"%d" % at * 50, b"r%d" % at, b"s", b"t"]
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     assert len(log.chain.segments) > 3
     marked = [header.run for header in headers_of(log) if header.run is not None]
@@ -255,7 +255,7 @@ def test_table_of_producers_survives_whatever_became_of_its_file(log_folder: Pat
         if at == 9:
             log.store_producers()
             stale = (log_folder / "producers").read_bytes()
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     expected = {name: log.last_run(name) for name in ("q0", "q1", "q2", "nobody")}
     log.close()

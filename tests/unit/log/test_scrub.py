@@ -30,7 +30,7 @@ def sealed_log(folder: Path, segments: int = 3, value_bytes: int = 1000) -> Repl
         for _ in range(2):
             log.append(rows([os.urandom(value_bytes) for _ in range(5)]), NOW_US)
         log.roll()
-        assert log.seal_next(), number
+        assert log.upkeep.seal_next(), number
     log.append(rows([b"open"]), NOW_US)
     return log
 
@@ -90,7 +90,7 @@ def test_damage_below_the_log_start_is_forgotten(log_folder: Path) -> None:
     flip(segment_at(log, 1).path, segment_at(log, 1).size_bytes // 3)
     scrub(log)
     assert [start // 10 for start, _ in log.scrub.damaged] == [0, 1]
-    log.drop_before(10)
+    log.upkeep.drop_before(10)
     assert [start // 10 for start, _ in log.scrub.damaged] == [1]
     log.begin_at(500, Epoch(1))
     assert log.scrub.damaged == ()
@@ -138,7 +138,7 @@ def test_exact_offsets_are_named_and_other_batches_are_served(tmp_path: Path) ->
     for _ in range(3):
         log.append(rows([os.urandom(200_000), os.urandom(100_000)]), NOW_US)  # sealed in place: a batch a commit
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     log.append(rows([b"open"]), NOW_US)
     segment = segment_at(log, 0)
     assert len(stored_values(log)) == 7, "the batches were read once: they count as proven"
@@ -242,7 +242,7 @@ def test_progress_that_cannot_be_read_begins_again(tmp_path: Path, caplog: pytes
     log.close()
 
 
-def test_at_level_1_nothing_is_stored(tmp_path: Path) -> None:
+def test_where_it_is_not_stored_there_is_no_file(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log", LogOptions(min_free_bytes=0, stores_scrub=False))
     log.scrub.store()
     assert not (tmp_path / "log" / "scrub").exists()
@@ -253,9 +253,9 @@ def test_segments_sealed_meanwhile_wait_for_the_next_pass_and_dropped_ones_are_p
     log = sealed_log(tmp_path / "log")
     log.scrub.begin(log.chain, NOW_US)
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     log.append(rows([b"open"]), NOW_US)
-    log.drop_before(20)
+    log.upkeep.drop_before(20)
     assert log.log_start_offset == 20
     chosen = log.scrub.next_segment(log.chain)
     assert chosen is not None
@@ -272,7 +272,7 @@ def test_a_segment_that_retention_removes_while_it_is_read_is_read_to_its_end(tm
     segment, findings = segment_at(log, 0), list[Finding]()
     reading = read_back(segment, 10, findings)
     next(reading)
-    log.drop_before(10)
+    log.upkeep.drop_before(10)
     assert not segment.path.exists()
     list(reading)
     assert not log.chain.is_current(segment), "whoever reads it drops what was found"

@@ -29,12 +29,12 @@ def filled(folder: Path, compression: str = "none", batch_format: int = LATEST_F
             log.append(rows([b"w" * 500] * 40, subject=f"orders.medium.{at}"), 3_000_000 + at, batch_format)
         if part == 0:
             log.roll()
-            assert log.seal_next()
+            assert log.upkeep.seal_next()
     return log
 
 
 def found(log: ReplicaLog, columns: tuple[str, ...] | None, start: int, end: int) -> pa.Table:
-    batches = [batch.select(COLUMNS) for _, batch in log.stored_rows(start, end, columns=columns)]
+    batches = [batch.select(COLUMNS) for _, batch in log.reader.stored_rows(start, end, columns=columns)]
     return pa.Table.from_batches(batches).combine_chunks()
 
 

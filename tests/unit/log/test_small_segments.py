@@ -45,7 +45,7 @@ def append(log: ReplicaLog, count: int) -> None:
 
 
 def seal_all(log: ReplicaLog) -> None:
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
 
 
@@ -182,8 +182,8 @@ def test_small_segments_become_one(log_folder: Path, few: None, compression: str
             epochs[header.base_offset] = header.epoch
     assert set(epochs.values()) == {1, 3, 10}
     assert {min(base for base, epoch in epochs.items() if epoch == one) for one in (1, 3, 10)} == {0, 32, 144}
-    assert not log.merge_next(), "nothing is to be done"
-    assert not log.needs_upkeep() or log.high_watermark > log.checkpointed or log.chain.has_unsealed
+    assert not log.upkeep.merge_next(), "nothing is to be done"
+    assert not log.upkeep.is_needed() or log.high_watermark > log.checkpointed or log.chain.has_unsealed
     log.close()
     log = open_log(log_folder, compression=compression)
     check(log)
@@ -194,7 +194,7 @@ def test_nothing_is_merged_where_older_versions_may_come_back(log_folder: Path, 
     log = open_log(log_folder, LogOptions(min_free_bytes=0, merges_segments=False))
     append(log, 100)
     seal_all(log)
-    assert not log.merge_next()
+    assert not log.upkeep.merge_next()
     assert len(sealed(log)) == 6
     log.close()
 
@@ -214,7 +214,7 @@ def test_a_crash_while_segments_are_merged(log_folder: Path, few: None, tmp_path
     before = {path.name: path.read_bytes() for path in log_folder.glob("*.arrow")}
     images = Images(log_folder, tmp_path / "images", tears=tears)
     with images_of(images):
-        assert log.merge_next()
+        assert log.upkeep.merge_next()
     check(log)
     log.close()
     first = f"{0:020d}.arrow"
@@ -239,7 +239,7 @@ def test_a_crash_while_segments_are_merged(log_folder: Path, few: None, tmp_path
 
 def test_what_an_interrupted_merge_stated_is_no_reason_to_remove_other_segments(log_folder: Path, few: None) -> None:
     log = prepared(log_folder)
-    assert log.merge_next()
+    assert log.upkeep.merge_next()
     assert len(sealed(log)) == 1
     log.discard_from(20)
     append(log, 1)
@@ -256,7 +256,7 @@ def test_readers_of_former_files_read_on(log_folder: Path, few: None) -> None:
     log = prepared(log_folder)
     with log.reader.plan_read(0, max_bytes=1 << 20) as plan:
         former = log.chain.snapshot()
-        assert log.merge_next()
+        assert log.upkeep.merge_next()
         found = [one for message in plan.messages() for one in ipc.decode_batch(message)["value"].to_pylist()]
         assert found == [value(number) for number in range(plan.next_offset)]
     for segment in former[:4]:
@@ -274,7 +274,7 @@ def test_a_missing_segment_is_not_covered_by_the_merged_one(log_folder: Path, fe
     append(log, 16)
     seal_all(log)
     with pytest.raises(CorruptLog, match="begins at another offset than 32"):
-        log.merge_next()
+        log.upkeep.merge_next()
     merge_all(log)
     with pytest.raises(CorruptLog):
         stored_values(log, 32)
@@ -315,10 +315,10 @@ def test_no_room_to_merge_leaves_everything_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr("natslog.log.sealed.write_all", no_room)
         with pytest.raises(StorageFull):
-            log.merge_next()
+            log.upkeep.merge_next()
     check(log)
     assert len(sealed(log)) == 4
-    assert log.merge_next(), "it is tried again when there is room"
+    assert log.upkeep.merge_next(), "it is tried again when there is room"
     check(log)
     log.close()
 
@@ -327,10 +327,10 @@ def test_a_log_that_is_closed_while_it_merges(log_folder: Path, few: None) -> No
     log = prepared(log_folder)
 
     def close() -> None:
-        log._is_closed = True
+        log.shared.is_closed = True
 
-    assert not log.merge_next(close)
-    log._is_closed = False
+    assert not log.upkeep.merge_next(close)
+    log.shared.is_closed = False
     log.close()
     log = open_log(log_folder)
     assert len(sealed(log)) == 4
@@ -347,7 +347,7 @@ def test_the_index_of_subjects_is_merged_without_reading_messages(
     assert len(list(log_folder.glob("*.subjects"))) == 4
     read: list[tuple[int, int]] = []
     monkeypatch.setattr(log.subjects, "_rows", lambda start, end: read.append((start, end)) or iter(()))
-    assert log.merge_next()
+    assert log.upkeep.merge_next()
     assert log.subjects.counts()[1].table == before
     assert [path.name for path in log_folder.glob("*.subjects")] == [f"{0:020d}.subjects"]
     log.close()
@@ -360,10 +360,10 @@ def test_the_index_of_subjects_is_merged_without_reading_messages(
 
 def test_sizes_as_jetstream_counts_them_are_those_of_the_merged_file(log_folder: Path, few: None) -> None:
     log = prepared(log_folder)
-    whole, part = log.message_bytes(0, log.log_end_offset), log.message_bytes(3, 50)
-    assert log.merge_next()
-    assert log.message_bytes(0, log.log_end_offset) == whole
-    assert log.message_bytes(3, 50) == part
+    whole, part = log.message_bytes.total(0, log.log_end_offset), log.message_bytes.total(3, 50)
+    assert log.upkeep.merge_next()
+    assert log.message_bytes.total(0, log.log_end_offset) == whole
+    assert log.message_bytes.total(3, 50) == part
     log.close()
 
 
@@ -372,11 +372,11 @@ def test_a_start_by_limits_does_not_go_back(log_folder: Path, few: None, tmp_pat
     append(log, 65)
     seal_all(log)
     log.settings = msgspec.structs.replace(log.settings, max_bytes=2000)
-    log.advance_start()
+    log.limits.advance()
     start = log.first_readable_offset
     assert start > 0
     log.settings = msgspec.structs.replace(log.settings, max_bytes=100_000)
-    assert log.merge_next()
+    assert log.upkeep.merge_next()
     assert log.first_readable_offset == start
     log.chain.limited_below = 0
     log.close()

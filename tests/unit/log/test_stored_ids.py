@@ -61,7 +61,7 @@ def erase(log: ReplicaLog, offsets: list[int]) -> None:
     log.visibility.removed.record(record.bitmap("test"))
     log.erasures.add(record, "test")
     log.roll()
-    while log.seal_next() or log.erase_next(BEGAN_US):
+    while log.upkeep.seal_next() or log.upkeep.erase_next(BEGAN_US):
         pass
 
 
@@ -81,9 +81,9 @@ def test_ids_of_messages_whose_files_are_removed_are_known_to_the_next_leader(lo
         append(log, texts[at : at + 10], BEGAN_US + at)
     if way == "purge":
         log.chain.purged_below = 900
-        log.drop_before(900)
+        log.upkeep.drop_before(900)
     elif way == "a leader's start":
-        log.drop_before(900)
+        log.upkeep.drop_before(900)
     else:
         while retain(log, BEGAN_US + SECOND_US):
             pass
@@ -102,7 +102,7 @@ def test_id_of_an_erased_message_is_kept_as_a_hash_only(log: ReplicaLog, log_fol
     assert not [path for path in log_folder.iterdir() if b"secret-id" in path.read_bytes()]
     assert offsets_of(log, ["secret-id", "b", "c", "d"]) == [0, 1, 3, NEW]
     append(log, ["later"], BEGAN_US + int(WINDOW_S * SECOND_US) + 1)
-    log.expire_ids()
+    log.ids.expire()
     assert not (log_folder / "ids").exists(), "until the window ends"
 
 
@@ -136,18 +136,18 @@ def test_kept_ids_are_bounded(log: ReplicaLog, monkeypatch: pytest.MonkeyPatch) 
     texts = [f"id-{at}" for at in range(1000)]
     for at in range(0, 1000, 10):
         append(log, texts[at : at + 10], BEGAN_US + at)
-    log.drop_before(1000)
-    assert len(log.kept_ids.read().offsets) == 100
-    assert log.kept_ids.read().offsets[-1] == log.log_start_offset - 1
+    log.upkeep.drop_before(1000)
+    assert len(log.ids.kept.read().offsets) == 100
+    assert log.ids.kept.read().offsets[-1] == log.log_start_offset - 1
 
 
 def test_a_log_that_begins_at_its_leaders_start_adopts_the_leaders_ids(log: ReplicaLog, tmp_path: Path) -> None:
     texts = [f"id-{at}" for at in range(300)]
     for at in range(0, 300, 10):
         append(log, texts[at : at + 10])
-    log.drop_before(250)
+    log.upkeep.drop_before(250)
     follower = open_log(tmp_path / "follower", SMALL)
-    follower.adopt_ids(StoredIds.from_bytes(log.kept_ids.read().to_bytes()))
+    follower.ids.adopt(StoredIds.from_bytes(log.ids.kept.read().to_bytes()))
     follower.begin_at(log.log_start_offset, Epoch(1))
     assert offsets_of(follower, texts[: log.log_start_offset]) == list(range(log.log_start_offset))
     follower.close()
@@ -162,14 +162,14 @@ def test_ids_that_cannot_be_kept_because_the_disk_is_full_do_not_stop_what_makes
     for at in range(30):
         append(log, [f"id-{at}"] * 10)
     monkeypatch.setattr(stored_ids, "write_checked", full)
-    assert log.drop_before(200)
+    assert log.upkeep.drop_before(200)
     assert "could not be kept" in caplog.text
 
 
 def test_damaged_ids_are_told_and_replaced(log: ReplicaLog, log_folder: Path) -> None:
     for at in range(30):
         append(log, [f"id-{at}-{row}" for row in range(10)])
-    log.drop_before(100)
+    log.upkeep.drop_before(100)
     path = log_folder / "ids"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
@@ -178,7 +178,7 @@ def test_damaged_ids_are_told_and_replaced(log: ReplicaLog, log_folder: Path) ->
     assert damage is not None
     assert "ids" in damage.message
     assert window.find(np.array([[1, 1]], np.uint64), BEGAN_US)[0] == NEW
-    log.drop_before(200)
+    log.upkeep.drop_before(200)
     assert rebuilt_dedupe(WINDOW_S, log)[1] is None
 
 
@@ -214,9 +214,9 @@ def test_no_way_of_removal_forgets_an_id_within_the_window(
                 case "roll":
                     log.roll()
                 case "seal":
-                    log.seal_next()
+                    log.upkeep.seal_next()
                 case "drop":
-                    log.drop_before(log.log_end_offset * number // 100)
+                    log.upkeep.drop_before(log.log_end_offset * number // 100)
                 case "erase" if log.log_end_offset > log.log_start_offset:
                     first = log.log_start_offset + (log.log_end_offset - log.log_start_offset) * number // 101
                     erase(log, [first])
@@ -227,7 +227,7 @@ def test_no_way_of_removal_forgets_an_id_within_the_window(
                     moves += 1
                     log = moved(log, folder / str(moves))
                 case "expire":
-                    log.expire_ids()
+                    log.ids.expire()
             texts = list(stored)
             if texts:
                 found = offsets_of(log, texts, now_us)
@@ -244,7 +244,7 @@ def moved(log: ReplicaLog, folder: Path) -> ReplicaLog:
     from natslog.node.replicas.fetch_sessions import records_from
 
     copy = open_log(folder, SMALL)
-    copy.adopt_ids(log.kept_ids.read())
+    copy.ids.adopt(log.ids.kept.read())
     if log.log_start_offset:
         copy.begin_at(log.log_start_offset, Epoch(1))
     while copy.log_end_offset < log.log_end_offset:

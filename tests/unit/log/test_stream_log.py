@@ -51,7 +51,7 @@ def test_rolled_segments_are_sealed_and_read_the_same(log_folder: Path) -> None:
     fill(log, 30)
     before = stored_values(log)
     assert len(log.chain.segments) > 5
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     assert [segment.path.suffix for segment in log.chain.segments][-2:] == [".arrow", ".active"]
     assert stored_values(log) == before
@@ -65,7 +65,7 @@ def test_sealing_merges_tiny_commits_and_keeps_every_row(log_folder: Path, compr
     log = open_log(log_folder, LogOptions(segment_bytes=40_000, min_free_bytes=0), compression=compression)
     fill(log, 60)
     before = stored_values(log)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     sealed = log.chain.segments[0]
     assert len(sealed.index) == 1, "tiny commits became one batch"
@@ -84,7 +84,7 @@ def test_little_is_read_for_the_first_of_many_messages(log_folder: Path, monkeyp
         return real(fd, position, length)
 
     monkeypatch.setattr(read_plan, "read_at", counted)
-    found = log.visible_rows(0, log.high_watermark)
+    found = log.reader.visible_rows(0, log.high_watermark)
     read = len(next(found))
     assert sum(sizes) < 512 * 1024
     assert read + sum(map(len, found)) == 160 * 400
@@ -98,7 +98,7 @@ def test_sealing_large_commits_rewrites_nothing(log_folder: Path) -> None:
     active = log.chain.segments[0].path
     inode, head = active.stat().st_ino, active.read_bytes()
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     sealed = active.with_suffix(".arrow")
     assert sealed.stat().st_ino == inode
     assert sealed.read_bytes().startswith(head)
@@ -126,7 +126,7 @@ print(json.dumps({name: [value.decode() for value in values] for name, values in
 def test_sealed_segment_is_read_by_other_programs_without_natslog(log_folder: Path, compression: str) -> None:
     log = open_log(log_folder, SMALL, compression=compression)
     fill(log, 12)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     sealed = log.chain.segments[0]
     expected = [value.decode() for value in stored_values(log)[: sealed.end_offset]]
@@ -139,7 +139,7 @@ def test_sealed_segment_is_read_by_other_programs_without_natslog(log_folder: Pa
 def test_sealed_batches_carry_statistics(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL)
     fill(log, 12)
-    log.seal_next()
+    log.upkeep.seal_next()
     sealed = log.chain.segments[0]
     with open(sealed.path, "rb") as file:
         file.seek(sealed.index[0].position)
@@ -153,7 +153,7 @@ def test_sealed_batches_carry_statistics(log_folder: Path) -> None:
 def test_flipped_bit_in_a_sealed_batch_is_found_before_it_is_served(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL)
     fill(log, 30)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     log.close()
     victim = log.chain.segments[1]
@@ -177,7 +177,7 @@ def test_flipped_bit_in_a_sealed_batch_is_found_before_it_is_served(log_folder: 
 def test_damaged_footer_is_reported(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL)
     fill(log, 30)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     log.close()
     path = log.chain.segments[0].path
@@ -193,7 +193,7 @@ def test_damaged_footer_is_reported(log_folder: Path) -> None:
 def sealed_log(folder: Path, **limits: object):
     log = open_log(folder, SMALL, **limits)
     fill(log, 60)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     return log
 
@@ -223,19 +223,19 @@ def test_retention_by_bytes_keeps_as_many_messages_as_fit(log_folder: Path) -> N
 def test_retention_by_age_hides_each_message_at_its_time_and_drops_segments_of_hidden_ones(log_folder: Path) -> None:
     log = sealed_log(log_folder, max_age_s=10.0)
     times: dict[int, int] = {}
-    for _, batch in log.stored_rows(0, log.high_watermark):
+    for _, batch in log.reader.stored_rows(0, log.high_watermark):
         times |= zip(batch["offset"].to_pylist(), batch["timestamp"].cast("int64").to_pylist(), strict=True)
     newest_us = max(times.values())
     for now_us in range(min(times.values()) + 10_000_000, newest_us + 10_000_000, 7):
-        following_us = log.expire_by_age(now_us)
+        following_us = log.limits.expire(now_us)
         start = log.first_readable_offset
         assert times[start] == following_us >= now_us - 10_000_000
         assert start == 0 or times[start - 1] < now_us - 10_000_000
-        log.enforce_retention()
+        log.upkeep.enforce_retention()
         segments = log.chain.segments
         assert len(segments) == 1 or segments[0].base_offset <= start < segments[1].base_offset
-    assert log.expire_by_age(newest_us + 10_000_001) is None
-    log.enforce_retention()
+    assert log.limits.expire(newest_us + 10_000_001) is None
+    log.upkeep.enforce_retention()
     assert log.first_readable_offset == log.high_watermark
     assert [segment.path.suffix for segment in log.chain.segments] == [".active"]
     log.close()
@@ -268,7 +268,7 @@ def test_idle_stream_shrinks_and_keeps_its_end(log_folder: Path) -> None:
     assert not log.is_roll_due(1_500_000)
     assert log.is_roll_due(2_000_000)  # an eighth of max_age
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     assert retain(log, 10_000_000) == 1
     assert (log.log_start_offset, log.high_watermark) == (10, 10)
     log.close()
@@ -292,7 +292,7 @@ def test_read_out_of_range_names_both_bounds(log_folder: Path) -> None:
 def test_offset_at_finds_the_first_message_not_older(log_folder: Path) -> None:
     log = open_log(log_folder, SMALL)
     fill(log, 40)  # five rows each, a microsecond apart
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     for commit in range(40):
         assert log.reader.offset_at(1_000_000 + commit) == (5 * commit, 1_000_000 + commit)

@@ -60,13 +60,13 @@ def check_many_at_once(log: StreamLog, model: Model, expected: dict[str, list[in
     texts = Texts.of(pa.array(subjects, pa.string()))
     last = [expected.get(subject, [-1])[-1] for subject in subjects]
     assert log.subjects.last_of((texts.offsets, texts.data)).tolist() == last
-    assert log.newest_of_subjects(texts).tolist() == last
-    at_once = log.newest_of_subjects_now(texts)
+    assert log.newest.of_subjects(texts).tolist() == last
+    at_once = log.newest.of_subjects_now(texts)
     assert at_once is None or at_once.tolist() == last
     offsets = np.arange(len(model.messages) + 2)
     visible = [at if at in model.visible and at >= log.first_readable_offset else -1 for at in offsets.tolist()]
-    assert log.visible_of(offsets).tolist() == visible
-    found = log.visible_of_now(offsets)
+    assert log.newest.visible(offsets).tolist() == visible
+    found = log.newest.visible_now(offsets)
     assert found is not None
     assert found.tolist() == visible
     rows = {}
@@ -131,15 +131,15 @@ def test_what_is_found_is_what_a_model_has(operations: list[tuple[str, Any]], li
                     replica.record(offsets)
                 case "roll and seal":
                     log.roll()
-                    log.seal_next()
+                    log.upkeep.seal_next()
                     log.subjects.keep_up()
                 case "rewrite":
-                    log.apply_rules()
+                    log.upkeep.apply_rules()
                     replica.record(set(log.visibility.removed.derived(0, log.high_watermark)))
-                    log.rewrite_next(2**60)
+                    log.upkeep.rewrite_next(2**60)
                 case "merge":
                     with patch.multiple(small_segments, _MERGED_AT_ONCE=2, _MERGED_EARLY=1.0):
-                        log.merge_next()
+                        log.upkeep.merge_next()
                 case "look up":
                     check(log, model, argument)
                 case "reopen":
@@ -148,9 +148,9 @@ def test_what_is_found_is_what_a_model_has(operations: list[tuple[str, Any]], li
                         for path in index_files(replica.folder):
                             harm(path, argument)
                     replica.reopen(forgets=False)
-                    replica.log.limit_start(start)
+                    replica.log.limits.move_to(start)
                 case "limit start":
-                    log.limit_start(argument)
+                    log.limits.move_to(argument)
                 case "drop":
                     retain(log, 0)
         check(replica.log, model, 0)
@@ -165,7 +165,7 @@ def filled(log: StreamLog, subject: str, count: int = 3) -> None:
 def sealed(log: StreamLog, subject: str) -> None:
     filled(log, subject)
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
 
 
 def test_messages_that_are_removed_after_a_look_up_are_not_found(log_folder: Path) -> None:
@@ -176,10 +176,10 @@ def test_messages_that_are_removed_after_a_look_up_are_not_found(log_folder: Pat
     texts = Texts.of(pa.array(["b", "a", "none"]))
     for removed, last in ((range(0), 202), (range(202, 203), 201), (range(100, 203), 99), (range(3, 203), 2)):
         log.visibility.removed.record(offset_set(np.array(removed, np.int64)))
-        assert log.newest_of_subjects(texts).tolist() == [205, last, -1]
+        assert log.newest.of_subjects(texts).tolist() == [205, last, -1]
         assert log.subjects.last("a") == last
     log.visibility.removed.record(offset_set(np.arange(206)))
-    assert log.newest_of_subjects(texts).tolist() == [-1, -1, -1]
+    assert log.newest.of_subjects(texts).tolist() == [-1, -1, -1]
 
 
 def test_a_start_reads_only_what_is_not_in_sealed_segments(log_folder: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_start_reads_only_what_is_not_in_sealed_segments(log_folder: Path) -> 
     assert read == [(6, 9), (9, 12)], "each message is read once"
     assert read == [(6, 9), (9, 12)]
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
     log.subjects.keep_up()
     assert read == [(6, 9), (9, 12)], "the part of a sealed segment is that of its messages in memory"
     assert len(index_files(log_folder)) == 3
@@ -222,7 +222,7 @@ def test_files_of_the_index_go_with_their_segments(log_folder: Path) -> None:
     for subject in "abc":
         sealed(log, subject)
     assert log.subjects.last("c") == 8
-    log.limit_start(6)
+    log.limits.move_to(6)
     retain(log, 0)
     assert [path.stem for path in index_files(log_folder)] == [f"{6:020}"]
     log.close()
@@ -236,11 +236,11 @@ def test_a_segment_that_was_written_again_leaves_no_text_of_a_removed_message(lo
     log = replica.log
     log.append(rows_of([("secret", None, None), ("a", None, None)], 0), 1_000_000)
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
     assert log.subjects.last("secret") == 0
     assert b"secret" in index_files(log_folder)[0].read_bytes()
     replica.record({0})
-    assert log.rewrite_next(2**60)
+    assert log.upkeep.rewrite_next(2**60)
     assert index_files(log_folder) == []
     log.subjects.keep_up()
     assert b"secret" not in index_files(log_folder)[0].read_bytes()
@@ -255,8 +255,8 @@ def test_no_text_of_a_removed_message_is_written_from_memory(log_folder: Path) -
     assert log.subjects.last("secret") == 0
     replica.record({0})
     log.roll()
-    log.seal_next()
-    assert log.rewrite_next(2**60)
+    log.upkeep.seal_next()
+    assert log.upkeep.rewrite_next(2**60)
     log.subjects.keep_up()
     assert b"secret" not in index_files(log_folder)[0].read_bytes()
     assert log.subjects.last("a") == 1
@@ -277,13 +277,13 @@ def test_a_cut_log_has_no_subjects_of_what_was_cut(log_folder: Path) -> None:
     log.chain.committed = log.log_end_offset
     assert (log.subjects.on_subject("c").count, log.subjects.last("a")) == (3, 0)
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
     log.subjects.keep_up()
     log.discard_from(1)
     filled(log, "d")
     log.chain.committed = log.log_end_offset
     log.roll()
-    log.seal_next()
+    log.upkeep.seal_next()
     assert (log.subjects.last("c"), log.subjects.last("d")) == (-1, 3), "the file is of another segment file"
     log.close()
 
@@ -419,7 +419,7 @@ def test_counts_are_continued_while_messages_are_only_added(tmp_path: Path, monk
     assert (found, {one[0] for one in ranges}) == ({"a": 2, "b": 2}, {3})
     replica.record({1})
     assert counted()[0] == {"a": 1, "b": 2}, "one of those that were counted is hidden"
-    log.limit_start(1)
+    log.limits.move_to(1)
     assert counted()[0] == {"b": 2}, "the log begins later"
     replica.log.close()
 
@@ -432,7 +432,7 @@ def test_messages_that_take_the_place_of_lost_ones_are_found(log_folder: Path, c
     for at, subject in enumerate("aab"):
         log.append(rows_of([(subject, None, None)], at), 1_000_000 + at)
     assert log.subjects.on_subject("b").count == 1
-    assert log.time_us_of(2) == 1_000_002
+    assert log.reader.time_us_of(2) == 1_000_002
     assert len(log.subjects.counts()[1].table) == 2
     log.discard_from(cut_to)
     for at in range(cut_to, 3):
@@ -442,7 +442,7 @@ def test_messages_that_take_the_place_of_lost_ones_are_found(log_folder: Path, c
     table = log.subjects.counts()[1].table
     assert dict(zip(table.column("subject").to_pylist(), table.column("count").to_pylist(), strict=True)) == expected
     assert [log.subjects.on_subject(subject).count for subject in "bc"] == [0, 3 - cut_to]
-    assert log.time_us_of(2) == 2_000_002
+    assert log.reader.time_us_of(2) == 2_000_002
     log.close()
 
 

@@ -211,9 +211,9 @@ def test_what_is_visible_is_what_a_model_has_on_every_replica(
                 case "roll":
                     log.roll()
                 case "seal":
-                    log.seal_next()
+                    log.upkeep.seal_next()
                 case "rewrite":
-                    log.rewrite_next(2**60)
+                    log.upkeep.rewrite_next(2**60)
                 case "read":
                     assert visible(log) == model.visible
                 case "reopen":
@@ -237,7 +237,7 @@ def test_what_is_visible_is_what_a_model_has_on_every_replica(
                         leader.set_rules(rules)
                         follower.set_rules(rules)
                 case "record derived":
-                    log.apply_rules()
+                    log.upkeep.apply_rules()
                     derived = set(log.visibility.removed.derived(0, log.high_watermark))
                     leader.record(derived)
                     follower.record(derived)
@@ -258,13 +258,13 @@ def test_what_a_removed_message_hid_stays_hidden_after_a_restart(log_folder: Pat
     for at in range(2):
         replica.log.append(rows_of([("a", "k", None)], at), 1_000_000)
         replica.log.roll()
-        replica.log.seal_next()
+        replica.log.upkeep.seal_next()
     replica.record({1})
     replica.reopen(forgets=True)
-    assert not replica.log.rewrite_next(2**60), "what offset 1 hides is not recorded"
+    assert not replica.log.upkeep.rewrite_next(2**60), "what offset 1 hides is not recorded"
     assert visible(replica.log) == []
     replica.record({0})
-    assert replica.log.rewrite_next(2**60)
+    assert replica.log.upkeep.rewrite_next(2**60)
     replica.reopen(forgets=True)
     assert visible(replica.log) == []
     assert sum(segment.index.rows[0] for segment in replica.log.chain.segments if len(segment.index)) < 2
@@ -345,7 +345,7 @@ def test_roll_up_hides_older_messages_of_its_subject_and_reads_no_more_than_it_m
     ]
     for at, (subject, value) in enumerate(script):
         log.append(rows_of([(subject, None, value)], at), 1_000_000)
-        log.apply_rules()
+        log.upkeep.apply_rules()
     assert visible(log) == [3, 5, 6, 7]
     searched = [one for one in read if one[1] != one[0] + 1]
     assert searched == [(0, 3), (0, 4)], "only for the first roll-up of a subject"
@@ -359,14 +359,14 @@ def test_damage_does_not_keep_a_roll_up_from_hiding_the_rest(log_folder: Path) -
     for at in range(6):
         log.append(rows_of([("a", None, None)], at), 1_000_000)
         log.roll()
-        log.seal_next()
+        log.upkeep.seal_next()
     log.append(rows_of([("a", None, "sub")], 6), 1_000_000)
     replica.set_rules((Rule(Epoch(0), rolls_up=True),))
     path = log.chain.segments[2].path
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    log.apply_rules()
+    log.upkeep.apply_rules()
     assert {0, 1, 3, 4, 5} <= set(log.visibility.removed.all)
     assert 6 not in log.visibility.removed.all
 
@@ -379,7 +379,7 @@ def test_a_segment_that_is_rewritten_is_readable_at_every_moment(
     for at in range(2):
         replica.log.append(rows_of([("a", None, None)] * 8, 8 * at), 1_000_000)
         replica.log.roll()
-        replica.log.seal_next()
+        replica.log.upkeep.seal_next()
     replica.record({1, 2, 3})
     lost: list[Path] = []
 
@@ -389,7 +389,7 @@ def test_a_segment_that_is_rewritten_is_readable_at_every_moment(
         lost.extend(path for path in names if not path.exists())
 
     monkeypatch.setattr(os, "replace", replaced)
-    assert replica.log.rewrite_next(2**60)
+    assert replica.log.upkeep.rewrite_next(2**60)
     assert lost == []
     assert visible(replica.log) == [0, *range(4, 16)]
 
@@ -400,12 +400,12 @@ def test_messages_that_were_past_a_limit_do_not_return_after_a_restart(log_folde
     log = open_log(log_folder, max_bytes=3000)
     for at in range(8):
         log.append(rows_of([("a", None, None)], at), 1_000_000)
-        log.advance_start()
+        log.limits.advance()
     start = log.chain.first_readable_offset
     assert 0 < start < 8
     if is_sealed:
         log.roll()
-        assert log.seal_next()
+        assert log.upkeep.seal_next()
     killed = shutil.copytree(log_folder, log_folder.parent / "killed")
     log.close()
     for folder in (killed, log_folder):
@@ -422,7 +422,7 @@ def test_the_newest_message_stays_although_it_exceeds_the_limit(log_folder: Path
     log = open_log(log_folder, max_bytes=10)
     for at in range(3):
         log.append(rows_of([("a", None, None)], at), 1_000_000)
-        log.advance_start()
+        log.limits.advance()
         assert visible(log) == [at]
     log.close()
 
@@ -434,7 +434,7 @@ def test_a_limit_of_bytes_does_not_count_what_is_not_committed(log_folder: Path)
     log.chain.committed = 2
     lengths = log.chain.segments[0].index.lengths
     assert log.chain.segments[0].index.positions[0] + sum(lengths[:2]) < 3000 < log.chain.segments[0].size_bytes
-    log.advance_start()
+    log.limits.advance()
     assert log.first_readable_offset == 0, "two committed messages are within the limit"
     log.close()
 
@@ -444,24 +444,14 @@ def test_messages_below_the_start_are_dropped_from_a_segment_that_has_later_ones
     for at in range(8):
         log.append(rows_of([("a", None, None)], at), 1_000_000 + at)
     log.roll()
-    assert log.seal_next()
-    log.limit_start(6)
-    assert not log.rewrite_next(1_000_007), "its newest message may be repeated"
-    assert not log.rewrite_next(1_000_007), "also when its index is known"
-    assert log.rewrite_next(2**60)
-    assert not log.rewrite_next(2**60)
+    assert log.upkeep.seal_next()
+    log.limits.move_to(6)
+    assert not log.upkeep.rewrite_next(1_000_007), "its newest message may be repeated"
+    assert not log.upkeep.rewrite_next(1_000_007), "also when its index is known"
+    assert log.upkeep.rewrite_next(2**60)
+    assert not log.upkeep.rewrite_next(2**60)
     assert (visible(log), [list(one.index.rows) for one in log.chain.segments]) == ([6, 7], [[2], []])
     log.close()
     again = open_log(log_folder)
     assert visible(again) == [6, 7]
     again.close()
-
-
-def test_files_of_a_cluster_with_brokers_of_0_1_0_have_no_gaps(log_folder: Path) -> None:
-    log = open_log(log_folder, LogOptions(min_free_bytes=0, stores_gaps=False))
-    log.append(rows_of([("a", None, None)] * 8, 0), 1_000_000)
-    log.roll()
-    assert log.seal_next()
-    log.limit_start(6)
-    assert not log.rewrite_next(2**60)
-    log.close()

@@ -53,14 +53,14 @@ def test_a_stream_that_fails_is_tried_again_and_does_not_end_the_task(
         applied = asyncio.Event()
         calls = iter([error])
 
-        def apply_rules(really: Callable[[], None] = stream.log.apply_rules) -> None:
+        def apply_rules(really: Callable[[], None] = stream.log.upkeep.apply_rules) -> None:
             if (failure := next(calls, None)) is not None:
                 raise failure
             really()
             loop.call_soon_threadsafe(applied.set)
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(stream.log, "apply_rules", apply_rules)
+        monkeypatch.setattr(stream.log.upkeep, "apply_rules", apply_rules)
         with ThreadPoolExecutor(1) as executor:
             removing = Removing(_Hosting(stream), executor)  # type: ignore[arg-type]
             removing.start(lambda *bug: ended.append(bug))
@@ -90,11 +90,11 @@ def test_a_snapshot_states_what_the_records_before_it_did(tmp_path: Path) -> Non
         else:
             other.log.visibility.removed.record(from_bytes(data, "snapshot"))
     for log in (stream.log, other.log):
-        log.apply_rules()
+        log.upkeep.apply_rules()
         assert log.visibility.rules_version == 5
         assert set(log.visibility.removed.uncounted) == {3, 8}
         assert sorted(log.visibility.removed.all) == [0, 1, 2, 3, 4, 5, 7, 8], "the newest two that count are 6 and 7"
-    (newest,) = (batch for _, batch in stream.log.stored_rows(8, 9))
+    (newest,) = (batch for _, batch in stream.log.reader.stored_rows(8, 9))
     assert stream.log.visibility.droppable(np.array([8]), newest.column("subject")).tolist() == [8]
     stream.log.visibility.store(0, at_least=1)
     stream.log.close()
@@ -132,7 +132,7 @@ def test_messages_past_the_age_limit_are_hidden_at_their_time_and_idle_streams_a
     began_s, lookups = time.monotonic(), 0
     stream.ingest.expiry_us = lambda: int((time.monotonic() - began_s) * 1e6) + 1_000_000
 
-    def expire_by_age(now_us: int, really: Callable[[int], Any] = log.expire_by_age) -> Any:
+    def expire_by_age(now_us: int, really: Callable[[int], Any] = log.limits.expire) -> Any:
         nonlocal lookups
         lookups += 1
         return really(now_us)

@@ -220,7 +220,7 @@ class ConsumerReader:
         rows = size_bytes = 0
         upto = max(start, 0)
         most = min(_WINDOW_ROWS, max(wanted.most, self._ahead))
-        for batch in log.visible_rows(start, end) if start < end else ():
+        for batch in log.reader.visible_rows(start, end) if start < end else ():
             batch = batch.select(_COLUMNS)
             upto = int(batch.column("offset")[-1].as_py()) + 1
             chosen = self._deliverable(self._of_filters(batch), most_bytes)
@@ -287,7 +287,7 @@ class ConsumerReader:
         parts = []
         for run in np.split(ascending, np.flatnonzero(np.diff(ascending) > _GAP) + 1) if len(ascending) else ():
             try:
-                for batch in log.visible_rows(int(run[0]), int(run[-1]) + 1):
+                for batch in log.reader.visible_rows(int(run[0]), int(run[-1]) + 1):
                     batch = batch.select(_COLUMNS)
                     batch = batch.filter(pa.array(np.isin(batch.column("offset").to_numpy(), run)))
                     parts.append(self._deliverable(batch, most_bytes))
@@ -372,7 +372,7 @@ class ConsumerReader:
     def _count(self, log: StreamLog, start: int, end: int, deadline_s: float) -> tuple[int, int]:
         """How many of the rows that are read until then are for the consumer, and up to where they were read."""
         found = 0
-        for batch in log.visible_rows(start, end):
+        for batch in log.reader.visible_rows(start, end):
             found += pc.sum(_marks(batch.column("subject"), self.filters)).as_py() or 0
             if time.monotonic() > deadline_s:
                 return found, int(batch.column("offset")[-1].as_py()) + 1
@@ -405,7 +405,7 @@ Rows: TypeAlias = tuple[Longs, Any]
 
 def rows_of(log: StreamLog, start: int, end: int) -> Iterator[Rows]:
     """Sequences and subjects of the visible messages in `[start, end)`."""
-    for batch in log.visible_rows(start, end):
+    for batch in log.reader.visible_rows(start, end):
         yield batch.column("offset").to_numpy() + 1, batch.column("subject")
 
 

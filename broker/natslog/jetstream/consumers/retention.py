@@ -123,7 +123,7 @@ class Retention:
         """What lies before the first message that is left is past a limit. Blocks."""
         log = self._led.stream.usable_log()
         start, end = log.first_readable_offset, log.high_watermark
-        log.limit_start(log.visibility.removed_below(end).next_visible(start, end))
+        log.limits.move_to(log.visibility.removed_below(end).next_visible(start, end))
 
     async def _unneeded_of(self, seqs: Longs) -> BitMap64:
         log = self._led.stream.usable_log()

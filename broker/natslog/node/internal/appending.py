@@ -91,7 +91,6 @@ async def append_once(stream: HostedStream, producer: str, rows: Sequence[Row]) 
             rows=len(fresh),
             size_bytes=buffers.nbytes,
             now_us=ingest.stream_time.now_us(),
-            batch_format=stream.batch_format,
         )
         return Stored(run.batch, run.start, run.end, is_new=True, is_run=True)
 

@@ -261,7 +261,7 @@ class Companion:
         for request in requests:
             await self._committed(request)
         start = requests[0].end_offset - len(requests[0].records)
-        await self._in_thread(self.log.drop_before, start)
+        await self._in_thread(self.log.upkeep.drop_before, start)
         self.mark_sessions()
 
     def _request(self, records: Sequence[Record], covers: int | None = None) -> _Request:

@@ -292,7 +292,6 @@ class _Work:
             size_bytes=size_bytes,
             now_us=time_us,
             digest=self.requested.digest if self.stream.feature_level >= RUN_DIGESTS_LEVEL else None,
-            batch_format=self.stream.batch_format,
         )
         for row, found in ids:
             start = run.start + row

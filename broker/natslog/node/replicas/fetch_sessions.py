@@ -168,7 +168,7 @@ class FetchSession:
             stream.high_watermark,
             log.first_readable_offset,
             header.total_bytes,
-            log.kept_ids.serial,
+            log.ids.kept.serial,
         )
         (request, reply) = held
         reply(FetchResponse(request.number, (answer,)), batch.pieces)
@@ -359,7 +359,7 @@ class FetchSession:
                 stream.high_watermark,
                 log.first_readable_offset,
                 sum(len(piece) for piece in data),
-                log.kept_ids.serial,
+                log.ids.kept.serial,
             ),
             data,
         )

@@ -238,7 +238,7 @@ class Hosting:
         if stream is None or stream.log is None:
             raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
         try:
-            found = await in_thread(self._readers, stream.log.kept_ids.read)
+            found = await in_thread(self._readers, stream.log.ids.kept.read)
         except CorruptLog:
             found = NO_IDS
         except OSError as error:

@@ -632,7 +632,7 @@ class HostedStream:
         except ValueError as error:
             raise CorruptAnswer(f"stream {self.name!r}: the leader sent message ids that are incomplete") from error
         try:
-            await self._in_thread(self.usable_log().adopt_ids, found)
+            await self._in_thread(self.usable_log().ids.adopt, found)
         except OSError as error:
             raise storage_error(error, f"stream {self.name!r}: message ids could not be stored") from error
         async with self._preparing:
@@ -791,7 +791,7 @@ class HostedStream:
         if log is None or not self._has_led or self.record.sealed or self.record.import_state:
             return
         try:
-            log.advance_start()
+            log.limits.advance()
         except CorruptLog as error:
             self.note_damage(error)
 

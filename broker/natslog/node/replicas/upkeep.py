@@ -246,9 +246,9 @@ def _is_roll_due(stream: HostedStream, ingest: StreamIngest) -> bool:
 def _is_due(stream: HostedStream, log: ReplicaLog) -> bool:
     if (companion := stream.companion) is not None:
         companion_start = companion.log.log_start_offset
-        if companion.log.needs_upkeep() or companion.leader_log_start > companion_start:
+        if companion.log.upkeep.is_needed() or companion.leader_log_start > companion_start:
             return True
-    return log.needs_upkeep() or stream.leader_log_start > log.log_start_offset
+    return log.upkeep.is_needed() or stream.leader_log_start > log.log_start_offset
 
 
 def maintain(streams: list[HostedStream], pacer: Pacer, sealing_s: float = _SEALING_S) -> bool:
@@ -298,7 +298,7 @@ def _tried(stream: HostedStream, work: Callable[[HostedStream, ReplicaLog], bool
 
 def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
     log.checkpoint()
-    log.expire_ids()
+    log.ids.expire()
     return True
 
 
@@ -306,7 +306,7 @@ def _apply_rules(stream: HostedStream, log: ReplicaLog) -> bool:
     """Not before the records of the companion log are known, which state what does not count for rules."""
     if stream.record.has_companion and stream.companion is None:
         return False
-    log.apply_rules()
+    log.upkeep.apply_rules()
     return True
 
 
@@ -319,11 +319,11 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     """Only the leader decides what expires; followers apply its log start."""
     ingest = stream.ingest
     if stream.following is not None:
-        return bool(log.drop_before(stream.leader_log_start))
+        return bool(log.upkeep.drop_before(stream.leader_log_start))
     if ingest is None or not stream.is_leading or stream.record.import_state:
         return False  # the messages of an imported stream expire only when it was resumed
     time_us, record = ingest.stream_time.now_us(), stream.record
-    dropped = log.drop_before(record.purged_below) if record.sealed else log.enforce_retention()
+    dropped = log.upkeep.drop_before(record.purged_below) if record.sealed else log.upkeep.enforce_retention()
     if dropped:
         logger.info(
             "stream %s: retention deleted %d segments, the log starts at %d; stream time is %s",
@@ -343,31 +343,31 @@ def _keep_companion(stream: HostedStream, _: ReplicaLog) -> bool:
     if companion is not None:
         companion.log.checkpoint()
         if stream.following is not None:
-            companion.log.drop_before(companion.leader_log_start)
-        companion.log.seal_next()
-        companion.log.merge_next()
+            companion.log.upkeep.drop_before(companion.leader_log_start)
+        companion.log.upkeep.seal_next()
+        companion.log.upkeep.merge_next()
     return False
 
 
 def _next_segment(stream: HostedStream, log: ReplicaLog, pacer: Pacer) -> bool:
     """Seals, merges or rewrites segments, if there are some to be. Erasure comes first, once the rows are sealed."""
-    is_done = _erase_one(log, pacer) or _seal_one(log, pacer) or log.merge_next(pacer.pause)
+    is_done = _erase_one(log, pacer) or _seal_one(log, pacer) or log.upkeep.merge_next(pacer.pause)
     return is_done or _rewrite_one(stream, log, pacer)
 
 
 def _erase_one(log: ReplicaLog, pacer: Pacer) -> bool:
-    return log.erasures.is_pending and log.erase_next(now_us(), pacer.pause)
+    return log.erasures.is_pending and log.upkeep.erase_next(now_us(), pacer.pause)
 
 
 def _seal_one(log: ReplicaLog, pacer: Pacer) -> bool:
     pacer.adapt(len(log.chain.unsealed))
-    return log.seal_next(pacer.pause)
+    return log.upkeep.seal_next(pacer.pause)
 
 
 def _rewrite_one(stream: HostedStream, log: ReplicaLog, pacer: Pacer) -> bool:
     """Only segments of which no message id is needed any more to recognise a repeated message."""
     window_us = int(2 * stream.record.settings.dedupe_window_s * 1_000_000)
-    return log.rewrite_next(log.newest_timestamp_us + int(log.idle_s * 1_000_000) - window_us, pacer.pause)
+    return log.upkeep.rewrite_next(log.newest_timestamp_us + int(log.idle_s * 1_000_000) - window_us, pacer.pause)
 
 
 def clock_warnings(streams: list[HostedStream]) -> list[str]:

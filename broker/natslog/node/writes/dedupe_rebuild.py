@@ -60,7 +60,7 @@ def _completed(
 ) -> tuple[DedupeWindow, CorruptLog | None]:
     if known is None or known.window.window_us != int(window_s * 1_000_000):
         return _read_window(window_s, log, end)
-    found, damage = log.ids_from(known.end)
+    found, damage = log.ids.from_offset(known.end)
     known.window.remember_stored(*found.below(end))
     return known.window, damage
 
@@ -69,7 +69,7 @@ def _read_window(window_s: float, log: StreamLog, end: int) -> tuple[DedupeWindo
     window = DedupeWindow(window_s)
     if not window.window_us:
         return window, None
-    found, known_from_us, damage = log.newest_ids(window_s)
+    found, known_from_us, damage = log.ids.newest(window_s)
     window.remember_stored(*found.below(end))
     window.known_from_us = max(window.known_from_us, known_from_us)
     return window, damage

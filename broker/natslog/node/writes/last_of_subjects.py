@@ -58,7 +58,7 @@ class LastOfSubjects:
         if self._recent is None or self._end > log.log_end_offset or is_large:
             self._recent = NewestRows()
             self._start = self._end = log.high_watermark
-        for epoch, batch in log.stored_rows(self._end, log.log_end_offset):
+        for epoch, batch in log.reader.stored_rows(self._end, log.log_end_offset):
             self._add(self._recent, Epoch(epoch), batch, batch.column("offset").to_numpy())
         self._end = log.log_end_offset
         return self._recent

@@ -172,7 +172,7 @@ class _Hiding:
         self._rule, self._removed, self._start = visibility.rule, visibility.removed, log.first_readable_offset
         self._rows = self._rows_of(batch, range(batch.num_rows))
         rows: list[_Row] = []
-        for _, stored in log.stored_rows(visibility.applied, log.log_end_offset):
+        for _, stored in log.reader.stored_rows(visibility.applied, log.log_end_offset):
             rows += self._rows_of(stored, stored.column("offset").to_pylist())
         subjects = {row.subject for row in (*self._rows, *rows)}
         keys = {row.key for row in (*self._rows, *rows) if row.key is not None}
@@ -236,13 +236,13 @@ def _bytes_from(log: RunLog, offset: int) -> int:
     """Of all visible messages from an offset on, committed or not, as the stream counts them."""
     if log.settings.jetstream is None:
         return log.visible_size.bytes(offset)
-    return log.message_bytes(max(offset, log.first_readable_offset), log.log_end_offset)
+    return log.message_bytes.total(max(offset, log.first_readable_offset), log.log_end_offset)
 
 
 def _bytes_of(log: RunLog, offset: int) -> int:
     if log.settings.jetstream is None:
         return log.visible_size.bytes_of_message(offset)
-    return log.message_bytes(max(offset, log.first_readable_offset), offset + 1)
+    return log.message_bytes.total(max(offset, log.first_readable_offset), offset + 1)
 
 
 def _row_bytes(rows: RowBuffers, batch: pa.RecordBatch, settings: StreamSettings) -> npt.NDArray[np.int64]:

@@ -100,7 +100,7 @@ def test_only_the_leader_decides_what_expires_and_by_stream_time(
     log.settings = msgspec.structs.replace(log.settings, max_age_s=40.0)
     stream.record = msgspec.structs.replace(stream.record, settings=log.settings)
     log.roll()
-    assert log.seal_next()
+    assert log.upkeep.seal_next()
     pacer = Pacer(lambda: False)
     stream.is_leading = leads
 

@@ -192,7 +192,7 @@ def test_replica_that_has_caught_up_with_a_sealed_end_is_told_of_what_comes_next
         append(stream, b"sealed")
         log = stream.usable_log()
         log.roll()
-        assert log.seal_next()
+        assert log.upkeep.seal_next()
         await stream.stop()
         (empty,) = (stage.folder / stream.id).glob("*.active")
         empty.unlink()

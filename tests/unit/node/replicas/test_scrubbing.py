@@ -60,7 +60,7 @@ class ScrubbedStream(UpkeepStream):
             log = self.usable_log()
             log.append(rows([os.urandom(1000) for _ in range(3)]), 1_000_000)
             log.roll()
-            assert log.seal_next()
+            assert log.upkeep.seal_next()
 
     def report(self, kind: str, message: str) -> None:
         self.reported.append(kind)
@@ -238,7 +238,7 @@ def test_a_segment_removed_while_it_is_read_is_no_damage(tmp_path: Path, monkeyp
 
     def removing(reading: Any) -> Any:
         taken = read_some(reading)
-        log.drop_before(3)
+        log.upkeep.drop_before(3)
         return taken
 
     monkeypatch.setattr(scrubbing, "_read_some", removing)
@@ -293,7 +293,7 @@ async def damaged_stream(stage: ReplicaStage, at: int = 1) -> tuple[HostedStream
         append(stream, os.urandom(5000))
         log.chain.committed = log.log_end_offset
         log.roll()
-        assert log.seal_next()
+        assert log.upkeep.seal_next()
     values = stored_values(log)
     shutil.copytree(stream.folder, stage.folder / "other")
     path = segment_at(log, at).path

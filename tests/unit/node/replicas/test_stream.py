@@ -18,7 +18,8 @@ from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplic
 from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StreamPaused
-from natslog.log import LogOptions, ReplicaLog, StreamLog
+from natslog.log import LogOptions, ReplicaLog
+from natslog.log.message_ids import MessageIds
 from natslog.log.segment import read_at
 from natslog.log.stored_ids import StoredIds
 from natslog.model import BrokerId, Epoch, StreamRecord, StreamSettings
@@ -57,13 +58,13 @@ def test_the_message_ids_are_read_once_however_often_it_is_asked_to_prepare_to_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again when the present leader stops while the metadata leader returns the leadership to it."""
-    read, newest_ids = list[float](), StreamLog.newest_ids
+    read, newest_ids = list[float](), MessageIds.newest
 
-    def noted(log: StreamLog, window_s: float) -> object:
+    def noted(ids: MessageIds, window_s: float) -> object:
         read.append(window_s)
-        return newest_ids(log, window_s)
+        return newest_ids(ids, window_s)
 
-    monkeypatch.setattr(StreamLog, "newest_ids", noted)
+    monkeypatch.setattr(MessageIds, "newest", noted)
 
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
@@ -83,11 +84,11 @@ def test_the_message_ids_are_read_once_however_often_it_is_asked_to_prepare_to_l
 def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_read, may_return, newest_ids = threading.Event(), threading.Event(), StreamLog.newest_ids
+    has_read, may_return, newest_ids = threading.Event(), threading.Event(), MessageIds.newest
     given = np.array([[7, 8]], np.uint64)
 
-    def slow(log: StreamLog, window_s: float) -> object:
-        found = newest_ids(log, window_s)
+    def slow(ids: MessageIds, window_s: float) -> object:
+        found = newest_ids(ids, window_s)
         has_read.set()
         assert may_return.wait(20)
         return found
@@ -97,13 +98,13 @@ def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
         append(stream, b"its id is kept by the leader only")
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         stream.usable_log().chain.committed = 1
-        monkeypatch.setattr(StreamLog, "newest_ids", slow)
+        monkeypatch.setattr(MessageIds, "newest", slow)
         preparing = asyncio.create_task(stream.prepare_to_lead())
         assert await asyncio.to_thread(has_read.wait, 20)
         kept = StoredIds(given, np.array([0]), np.array([now_us()])).to_bytes()
         adopting = asyncio.create_task(stream.adopt_ids(Epoch(2), 1, kept))
         for _ in range(1000):
-            if len(stream.usable_log().kept_ids.read().offsets):
+            if len(stream.usable_log().ids.kept.read().offsets):
                 break
             await asyncio.sleep(0.01)
         may_return.set()

@@ -58,9 +58,9 @@ def test_the_costliest_logs_are_rolled_when_a_start_would_have_too_much_to_read(
     assert [stream.ingest.rolls for stream in streams] == [0, 1, 0]
     streams[1].usable_log().roll()
     assert rolled_and_due([streams[1]]) == [streams[1]], "what was rolled is due to be sealed"
-    assert streams[1].usable_log().seal_next()
-    assert not streams[1].usable_log().merge_next()
-    assert not streams[1].usable_log().needs_upkeep()
+    assert streams[1].usable_log().upkeep.seal_next()
+    assert not streams[1].usable_log().upkeep.merge_next()
+    assert not streams[1].usable_log().upkeep.is_needed()
     for stream in streams:
         stream.usable_log().close()
 
@@ -79,7 +79,7 @@ class _Overtaken(Pacer):
             self.stream.log = None
             self.closing = threading.Thread(target=log.close)
             self.closing.start()
-            eventually(lambda: log._is_closed, 30, "it is being closed")
+            eventually(lambda: log.shared.is_closed, 30, "it is being closed")
 
 
 def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_stream_let_go_of_while_it_is_sealed_ends_the_sealing_and_nothing_else
     pacer.closing.join(5)
     assert not pacer.closing.is_alive()
     maintain([stream], pacer)
-    assert not log.seal_next(), "nothing is sealed behind the back of whoever opens the folder now"
+    assert not log.upkeep.seal_next(), "nothing is sealed behind the back of whoever opens the folder now"
     assert list((tmp_path / "orders").glob("*.arrow")) == []
     again = open_log(tmp_path / "orders")
     assert again.failure is None

@@ -94,9 +94,9 @@ def test_commits_answer_as_a_stream_that_takes_one_message_at_a_time(log_folder:
 
     run(log, work)
     assert answers.by_number == expected
-    assert {offset for batch in log.visible_rows(0, log.high_watermark) for offset in batch["offset"].to_pylist()} == (
-        set(range(len(model.stored))) - model.removed
-    )
+    assert {
+        offset for batch in log.reader.visible_rows(0, log.high_watermark) for offset in batch["offset"].to_pylist()
+    } == (set(range(len(model.stored))) - model.removed)
     log.close()
 
 

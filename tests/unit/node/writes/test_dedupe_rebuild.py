@@ -34,7 +34,7 @@ def filled(folder: Path, stamped_us: int) -> ReplicaLog:
     for at in range(BATCHES):
         columns = [pa.array(["a"] * ROWS), pa.nulls(ROWS, pa.binary()), headers_of(at), pa.array([b"v" * 50] * ROWS)]
         log.append(RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)), stamped_us)
-    while log.seal_next():
+    while log.upkeep.seal_next():
         pass
     return log
 
@@ -102,7 +102,7 @@ def spread(folder: Path, *, sealed: bool) -> ReplicaLog:
         columns = [pa.array(["a"] * ROWS), pa.nulls(ROWS, pa.binary()), headers_of(at), pa.array([b"v" * 50] * ROWS)]
         rows_of_batch = RowBuffers.of(pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA))
         log.append(rows_of_batch, 100 * MINUTE_US + at * 10_000_000)
-    while sealed and log.seal_next():
+    while sealed and log.upkeep.seal_next():
         pass
     return log
 
@@ -157,7 +157,7 @@ def test_retention_meanwhile_costs_no_id(log, monkeypatch: pytest.MonkeyPatch) -
     def overtaken(start: int, *range_end: int, **options: object) -> object:
         if log.log_start_offset == 0 and start < first_left:
             monkeypatch.undo()
-            assert log.drop_before(first_left) == 2
+            assert log.upkeep.drop_before(first_left) == 2
         return plan_read(start, *range_end, **options)
 
     monkeypatch.setattr(log.reader, "plan_read", overtaken)
@@ -187,7 +187,7 @@ def test_packed_ids_are_remembered_from_active_and_sealed_segments(log_folder: P
             hashes[1] = of_headers[1]
         expected += [(hashes[row], base + row) for row in range(ROWS) if hashes[row].any()]
     for is_sealed in (False, True):
-        while is_sealed and log.seal_next():
+        while is_sealed and log.upkeep.seal_next():
             pass
         window, damage = rebuilt_dedupe(120.0, log)
         assert damage is None
@@ -258,7 +258,7 @@ def test_ids_of_rows_that_went_since_a_window_was_prepared_are_in_it(log) -> Non
     prepared = prepared_dedupe(60.0, log)
     log.chain.committed = log.log_end_offset
     start = log.chain.segments[-1].base_offset
-    assert log.drop_before(start) > 0
+    assert log.upkeep.drop_before(start) > 0
     assert start > 100
     window, damage = rebuilt_dedupe(60.0, log, prepared)
     assert damage is None

@@ -21,13 +21,13 @@ def test_a_request_after_many_commits_reads_few_of_them(log_folder: Path, monkey
     for _ in range(20):
         log.append(rows([b"x"] * 10, "c.d"), 1)
     read: list[tuple[int, int]] = []
-    stored_rows = log.stored_rows
+    stored_rows = log.reader.stored_rows
 
     def noting(start: int, end: int, **settings: Any) -> Any:
         read.append((start, end))
         return stored_rows(start, end, **settings)
 
-    monkeypatch.setattr(log, "stored_rows", noting)
+    monkeypatch.setattr(log.reader, "stored_rows", noting)
     assert last.last_sequence("a.b") == 1
     assert last.last_sequence("c.d") == 201
     assert sum(max(0, end - start) for start, end in read) <= 100

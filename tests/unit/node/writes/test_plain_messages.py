@@ -101,7 +101,7 @@ def test_a_full_disk_is_answered_and_the_next_message_is_stored(
 
     async def work(ingest: StreamIngest, answers: Answers) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(log._room, "require", full)
+            patch.setattr(log.shared.room, "require", full)
             receive(ingest, b"lost")
         assert answers.bodies[0]["error"]["err_code"] == 10047
         assert ingest.stats.refused["storage_full"] == 1

@@ -131,7 +131,7 @@ def test_stored_bytes_never_exceed_the_limit(log_folder: Path, seed: int) -> Non
             assert (log.visible_size.bytes() < was) == is_new, "a removed message makes room at once"
         if chance.random() < 0.1:
             log.roll()
-            log.seal_next()
+            log.upkeep.seal_next()
     assert refused
     assert not room.fits(1, most)
     log.close()
