@@ -125,16 +125,34 @@ def cover(patterns: Iterable[str], subject: str) -> bool:
     return any(covers(pattern, subject) for pattern in patterns)
 
 
-class SubjectSet:
-    """Wildcards and plain subjects: for many of them, and single lookups. Each lookup follows the tokens of a tree."""
+class SubjectTree:
+    """Wildcards and plain subjects, each of one owner or several: a lookup follows their tokens, so that its cost does
+    not depend on their number.
+    """
 
-    def __init__(self, patterns: Iterable[str]) -> None:
+    def __init__(self, patterns: Iterable[str] = (), owner: str = "") -> None:
         self._root: dict[str, Any] = {}
         for pattern in patterns:
-            node = self._root
-            for token in pattern.split("."):
-                node = node.setdefault(token, {})
-            node[""] = {}  # a subject ends here; no token is empty
+            self.add(pattern, owner)
+
+    def add(self, pattern: str, owner: str) -> None:
+        node = self._root
+        for token in pattern.split("."):
+            node = node.setdefault(token, {})
+        node.setdefault("", set()).add(owner)  # a subject ends here; no token is empty
+
+    def remove(self, pattern: str, owner: str) -> None:
+        """One that was added."""
+        path = [self._root]
+        tokens = pattern.split(".")
+        for token in tokens:
+            path.append(path[-1][token])
+        path[-1][""].discard(owner)
+        if not path[-1][""]:
+            del path[-1][""]
+        for node, token in reversed(list(zip(path, tokens, strict=False))):
+            if not node[token]:
+                del node[token]
 
     def covers(self, subject: str) -> bool:
         """Whether one of them covers a plain subject."""
@@ -144,6 +162,37 @@ class SubjectSet:
                 return True
             nodes = [node[one] for node in nodes for one in (token, "*") if one in node]
         return any("" in node for node in nodes)
+
+    def overlapping(self, pattern: str) -> set[str]:
+        """The owners of those that overlap this wildcard or plain subject (`overlap`)."""
+        found, nodes = set[str](), [self._root]
+        for token in pattern.split("."):
+            for node in nodes:
+                if token == ">":
+                    found |= _owners_below(node)
+                elif ">" in node:
+                    found |= node[">"][""]
+            nodes = [child for node in nodes for child in _children(node, token)]
+        return found.union(*(node.get("", ()) for node in nodes))
+
+
+def _children(node: dict[str, Any], token: str) -> list[dict[str, Any]]:
+    """The nodes of the tokens that overlap this one, but for `>`."""
+    if token == ">":
+        return []
+    if token == "*":
+        return [child for name, child in node.items() if name not in ("", ">")]
+    return [node[one] for one in (token, "*") if one in node]
+
+
+def _owners_below(node: dict[str, Any]) -> set[str]:
+    """Of all that have one token more than this node, or several."""
+    found, nodes = set[str](), [child for name, child in node.items() if name]
+    while nodes:
+        one = nodes.pop()
+        found |= one.get("", set())
+        nodes += [child for name, child in one.items() if name]
+    return found
 
 
 def wildcard_regex(pattern: str) -> str:

@@ -105,7 +105,7 @@ from natslog.errors import (
     StreamNotFound,
     TooManyCursors,
 )
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.security.records import ALL_SUBJECTS, Quota, Security, quota_of
 
 FIRST_EPOCH = Epoch(1)
@@ -152,6 +152,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     def _records(self, stream_ids: Iterable[StreamId]) -> dict[StreamId, StreamRecord]:
         """As they are before the command that names them changes one."""
         return {each: record for each in stream_ids if (record := self.index.by_id.get(each)) is not None}
+
+    def _recording(self, settings: StreamSettings) -> list[StreamRecord]:
+        """The streams whose subjects overlap those of the settings."""
+        return [self.streams[name] for name in sorted(self.index.recording(settings.subjects))]
 
     def cursor(self, consumer: str, stream: str) -> CursorRecord:
         """Raises StreamNotFound, CursorNotFound."""
@@ -370,7 +374,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                     settings=sorted(differing),
                 )
             return False
-        require_own_subjects(command.name, command.settings, self.streams.values())
+        require_own_subjects(command.name, command.settings, self._recording(command.settings))
         require_stream(self._quota_of(command.owner), command.owner, command.settings, self.streams.values())
         if command.id in self.index.by_id or any(one.id == command.id for one in self.tombstones.values()):
             raise InvalidRequest(f"the id {command.id} was used before")
@@ -405,7 +409,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             case EditStream(settings=settings, changed=changed):
                 after = edited(record, settings, changed, level=self.feature_level)
                 if set(after.settings.subjects) - set(record.settings.subjects):
-                    require_own_subjects(record.name, after.settings, self.streams.values())
+                    require_own_subjects(record.name, after.settings, self._recording(after.settings))
                 if after.settings.max_bytes != record.settings.max_bytes:
                     others = [one for one in self.streams.values() if one.name != record.name]
                     quota, wanted = self._quota_of(record.owner), wanted_replicas(record)

@@ -45,7 +45,7 @@ from natslog.model import BrokerId, Offset, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.clock import now_us
 from natslog.node.replicas.stream import HostedStream
-from natslog.subjects import check_subject, overlap
+from natslog.subjects import check_subject
 
 Result = TypeVar("Result")
 
@@ -220,12 +220,11 @@ class StreamCalls:
 
     def _require_own_subjects(self, name: str, subjects: tuple[str, ...]) -> None:
         """A message that two streams record would get two acks."""
-        streams: Iterable[StreamRecord] = self._broker.state.streams.values()
-        for other in streams:
-            if other.name == name or other.settings.acks not in ("reply", "any"):
-                continue
-            if any(overlap(ours, theirs) for ours in subjects for theirs in other.settings.subjects):
-                raise errors.subjects_overlap(other.name)
+        state = self._broker.state
+        others = state.index.recording(subjects) - {name}
+        acking = sorted(one for one in others if state.streams[one].settings.acks in ("reply", "any"))
+        if acking:
+            raise errors.subjects_overlap(acking[0])
 
     async def names(self, payload: bytes) -> dict[str, Any]:
         request, records = self._listed(payload)
@@ -255,8 +254,8 @@ class StreamCalls:
         subject = request.subject
         if not subject:
             return request, self.records()
-        chosen = [record for record in self.records() if any(overlap(subject, one) for one in record.settings.subjects)]
-        return request, chosen
+        chosen = self._broker.state.index.recording([subject])
+        return request, [record for record in self.records() if record.name in chosen]
 
     # ---- at the leader of a stream; None: there is no such stream ----
 

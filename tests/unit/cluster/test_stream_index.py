@@ -70,6 +70,8 @@ def test_index_is_that_of_the_streams_after_any_commands(seed: int) -> None:
         assert state.index.by_id == anew.by_id
         assert +state.index.replicas == +anew.replicas
         assert +state.index.leaders == +anew.leaders
+        for subject in [">", "*", *(one.settings.subjects[0] for one in state.streams.values())]:
+            assert state.index.recording([subject]) == anew.recording([subject])
         changed = {name for name in NAMES if before.get(name) != state.streams.get(name)}
         assert changed <= state.index.take_changed()
 

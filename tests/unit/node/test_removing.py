@@ -137,7 +137,7 @@ def test_messages_past_the_age_limit_are_hidden_at_their_time_and_idle_streams_a
         lookups += 1
         return really(now_us)
 
-    monkeypatch.setattr(log, "expire_by_age", expire_by_age)
+    monkeypatch.setattr(log.limits, "expire", expire_by_age)
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as executor:

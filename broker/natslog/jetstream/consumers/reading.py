@@ -28,7 +28,7 @@ from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog
 from natslog.log_events import event
-from natslog.subjects import SubjectSet, has_wildcard, includes
+from natslog.subjects import SubjectTree, has_wildcard, includes
 from natslog.times import parse_timestamp_us
 from natslog.wire.deliveries import Messages
 
@@ -145,7 +145,7 @@ class ConsumerReader:
         self.filters, self._name = filters, name
         self.window: Window | None = None
         self._ahead = _FIRST_ROWS
-        self._covered = SubjectSet(filters)
+        self._covered = SubjectTree(filters)
         self._chosen_of: tuple[Any, Any] = None, None  # rows in memory, and those of them for the consumer
         self.left = Left()
 

@@ -24,7 +24,6 @@ from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.latency import LatencyHistogram
-from natslog.subjects import SubjectSet
 from natslog.wire.frames import Frames
 from natslog.wire.lanes import NatsLanes
 
@@ -98,15 +97,10 @@ class Services:
     import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers
     consumer_positions: Callable[[Any], list[ConsumerPosition]] = lambda stream: []
     consumer_numbers: Callable[[Any, str | None, float], Awaitable[list[ConsumerPosition]]] = _no_numbers
-    _recorded: tuple[int, SubjectSet] | None = None  # of the metadata of this version
 
     def is_recorded(self, subject: str) -> bool:
         """Whether any stream records this subject."""
-        state = self.group.state
-        if self._recorded is None or self._recorded[0] != state.version:
-            subjects = (one for record in state.streams.values() for one in record.settings.subjects)
-            self._recorded = state.version, SubjectSet(subjects)
-        return self._recorded[1].covers(subject)
+        return self.group.state.index.subjects.covers(subject)
 
     def log_folder(self, record: StreamRecord) -> LogFolder:
         config = self.config
