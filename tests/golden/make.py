@@ -21,7 +21,6 @@ from natslog.consensus import Entry, HardState, Member, Membership, Snapshot
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import write_checked
 from natslog.model import StreamSettings
-from natslog.node.data_dir import Identity
 from natslog.node.metadata.raft_store import RaftStore
 from tests.gaps import remove_offsets
 
@@ -53,16 +52,15 @@ def columns(commit: list, packed_ids: list | None = None) -> RowBuffers:
 
 
 def make(folder: Path) -> None:
-    """Writes every golden file into `folder`."""
+    """Writes every golden file into `folder`, but for `raft-v1`, which natslog 0.2.0 wrote last."""
     folder.mkdir(parents=True, exist_ok=True)
     for batch_format in (FIRST_FORMAT, LATEST_FORMAT):
         make_segments(folder, batch_format)
     make_segments_with_gaps(folder)
     write_checked(folder / "broker-v1", "broker", 1, {"broker_id": 1, "cluster_id": "c1"})
-    write_checked(folder / "broker-v2", "broker", 2, Identity(broker_id=1, cluster_id="c1", directory="d" * 16))
+    write_checked(folder / "broker-v2", "broker", 2, {"broker_id": 1, "cluster_id": "c1", "directory": "d" * 16})
     write_checked(folder / "life-v1", "life", 1, {"number": 7, "has_ended": True})
-    for name in ("raft-v1", "raft-v2"):
-        make_raft(folder / name, uses_wal=name == "raft-v2")
+    make_raft(folder / "raft-v2")
     offsets = {"orders": {"id": STREAM_ID, "offset": 42}, "returns": {"id": "ff" * 16, "offset": 0}}
     (folder / "spark-offsets-v1.json").write_text(json.dumps(offsets))
     offsets["orders"] |= {"epoch": 5, "tasks": [[1, 20], [0, 42]]}
@@ -77,7 +75,7 @@ def make_segments(folder: Path, batch_format: int) -> None:
             log = StreamLog(Path(scratch), STREAM_ID, settings, LogOptions(min_free_bytes=0))
             for at, (commit, ids) in enumerate(zip(COMMITS, PACKED_IDS, strict=True)):
                 rows = columns(commit, ids if batch_format > FIRST_FORMAT else None)
-                log.append(rows, FIRST_US + at, batch_format)
+                log.append(rows, FIRST_US + at, batch_format=batch_format)
             if compression == "none":
                 shutil.copy(log.chain.segments[0].path, folder / f"segment-{kind}.active")
             log.roll()
@@ -107,9 +105,9 @@ def make_segments_with_gaps(folder: Path) -> None:
         log.close()
 
 
-def make_raft(folder: Path, *, uses_wal: bool) -> None:
+def make_raft(folder: Path) -> None:
     folder.mkdir()
-    store = RaftStore(folder, uses_wal=uses_wal, room_bytes=512)
+    store = RaftStore(folder, room_bytes=512)
     members = Membership(members=(Member(id=1, directory="d" * 16, url="http://127.0.0.1:9292"),))
     store.save(HardState(term=1, commit=1), None, (), Snapshot(index=1, term=1, membership=members, data=b"state"))
     store.save(HardState(term=3, vote=2, commit=2), None, [Entry(2, 2, "empty"), Entry(3, 3, "command", b"do")], None)

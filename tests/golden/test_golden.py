@@ -14,13 +14,14 @@ from natslog.arrow import ipc
 from natslog.arrow.batch_metadata import BatchMetadata
 from natslog.backup.importing import checked_export
 from natslog.cluster.commands import Proposal
+from natslog.cluster.encoding import decode_proposal, decode_state, encode_proposal
 from natslog.cluster.metadata import Metadata
+from natslog.errors import UpgradeRequired
 from natslog.log import LogOptions, StreamLog
 from natslog.log.checked_file import read_checked
 from natslog.log.segment import check_file_header
 from natslog.log.verify import check_file, files_of
 from natslog.model import StreamSettings
-from natslog.node.cluster_node import former_metadata
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.raft_store import RaftStore
 from pyspark_natslog.source.offsets import StreamOffset, from_json, to_json
@@ -178,30 +179,21 @@ def test_checked_files_v1_are_read(tmp_path: Path) -> None:
     }
     assert read_checked(HERE / "log-start-v1", "log-start", 1) == {"log_start_offset": 2}
     assert read_checked(HERE / "leader-epochs-v1", "leader-epochs", 1) == [[1, 0]]
-    state = former_metadata(HERE / "metadata-v1")
-    assert state is not None
-    assert state.streams["orders"].settings.max_age_s == 604800
-    assert state.tombstones["ff" * 16 + "/1"].name == "gone"
-    assert state.brokers[1].rack == "a"
+    assert read_checked(HERE / "metadata-v1", "metadata", 1)["tombstones"]["ff" * 16]["name"] == "gone"
 
 
-def test_metadata_state_and_proposals_v1_are_read() -> None:
-    """Every kind of command as it was written before there were cursors, and the state that they made then."""
-    state = msgspec.msgpack.decode((HERE / "metadata-state-v1.msgpack").read_bytes(), type=Metadata)
-    assert state.cursors == {}
-    assert (state.streams["orders"].target, state.streams["orders"].settings.group) == ((1, 2, 4), "g")
-    assert set(state.tombstones) == {"bb/1"}
-    assert state.brokers[3].is_draining
-    assert state.outcomes["p10"].error is not None
+def test_metadata_state_v1_is_refused_and_commands_of_that_time_are_read() -> None:
+    """natslog 0.1.0 wrote them, and 0.2.0 writes most of these commands in the same form."""
+    with pytest.raises(UpgradeRequired, match="the metadata is at feature level 1.*natslog 0.2.0"):
+        decode_state((HERE / "metadata-state-v1.msgpack").read_bytes())
     proposals = msgspec.msgpack.decode((HERE / "metadata-proposals-v1.msgpack").read_bytes(), type=list[Proposal])
-    again = Metadata(cluster_id="c1")
-    for proposal in proposals:
-        again.decide(proposal)
-    assert again == state
+    assert [decode_proposal(encode_proposal(one)) for one in proposals] == proposals
+    kinds = {type(one.command).__name__ for one in proposals}
+    assert kinds > {"CreateStream", "EditStream", "DeleteStream", "ChangeIsrs", "AppointLeaders", "MoveReplicas"}
 
 
 def test_metadata_of_imported_streams_v2_is_read() -> None:
-    state = msgspec.msgpack.decode((HERE / "metadata-imports-state-v2.msgpack").read_bytes(), type=Metadata)
+    state = decode_state((HERE / "metadata-imports-state-v2.msgpack").read_bytes())
     states = {name: (one.import_state, one.paused) for name, one in state.streams.items()}
     assert states == {"importing": ("importing", True), "imported": ("imported", True), "resumed": ("", False)}
     imported = state.streams["imported"]
@@ -211,7 +203,8 @@ def test_metadata_of_imported_streams_v2_is_read() -> None:
     again = Metadata(cluster_id="c1")
     for proposal in msgspec.msgpack.decode(data, type=list[Proposal]):
         again.decide(proposal)
-    assert again == state
+    assert (again.streams, again.brokers, again.feature_level) == (state.streams, state.brokers, state.feature_level)
+    assert again.version == state.version - 1, "natslog 0.2.0 raised the level from 1 with the second command"
 
 
 def test_export_v1_is_read() -> None:
@@ -224,9 +217,21 @@ def test_export_v1_is_read() -> None:
     ]
 
 
-@pytest.mark.parametrize("golden", ["raft-v1", "raft-v2"])
-def test_raft_store_is_read(golden: str, tmp_path: Path) -> None:
-    shutil.copytree(HERE / golden, tmp_path / "raft")
+def test_raft_store_v1_is_refused_and_is_not_changed(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "raft-v1", tmp_path / "raft")
+    before = contents(tmp_path)
+    with pytest.raises(UpgradeRequired, match=r"format of feature level 1.*Start natslog 0\.2\.0 again"):
+        RaftStore(tmp_path / "raft")
+    assert contents(tmp_path) == before
+    assert [check_file(path).problems for path in files_of(tmp_path / "raft")] == [()] * 3
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_raft_store_is_read(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "raft-v2", tmp_path / "raft")
     store = RaftStore(tmp_path / "raft")
     assert (store.hard_state.term, store.hard_state.vote, store.hard_state.commit) == (3, 2, 2)
     assert (store.snapshot.index, store.snapshot.data) == (1, b"state")
@@ -236,7 +241,7 @@ def test_raft_store_is_read(golden: str, tmp_path: Path) -> None:
         (3, 3, "command", b"do"),
     ]
     checked = files_of(tmp_path / "raft")
-    assert len(checked) == len(list((HERE / golden).iterdir()))
+    assert len(checked) == len(list((HERE / "raft-v2").iterdir()))
     for path in checked:
         assert not check_file(path).problems
 
@@ -254,13 +259,14 @@ def test_flip_of_any_bit_of_the_raft_log_is_found_by_verify(tmp_path: Path) -> N
     assert check_file(path).problems
 
 
-def test_identity_v2_and_life_v1_are_read(tmp_path: Path) -> None:
-    for name in ("broker-v2", "life-v1"):
+@pytest.mark.parametrize("identity", ["broker-v1", "broker-v2"])
+def test_identity_of_level_1_is_refused_and_is_not_changed(identity: str, tmp_path: Path) -> None:
+    for name in (identity, "life-v1"):
         shutil.copy(HERE / name, tmp_path / name.split("-")[0])
-    folder = DataDir(tmp_path, 1)
-    assert (folder.identity.cluster_id, folder.identity.directory) == ("c1", "d" * 16)
-    assert (folder.life.number, folder.after) == (8, "d" * 16 + ".7")
-    folder.release()
+    before = contents(tmp_path)
+    with pytest.raises(UpgradeRequired, match="is at feature level 1.*natslog 0.2.0.*finalize-upgrade"):
+        DataDir(tmp_path, 1)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ restart does not return messages that were past a limit.
 `merged`: from where to where segments became one file last. It is stored before that file takes the place of the first
 of them: the removal of the others can be completed after a crash.
 
-natslog 0.1.0 ignores `log-start` and writes `hw-checkpoint` without a log start. A checkpoint of that form, or the
-argument `trusts_log_start=False`, means that the stored start may be outdated: it is then taken from the files.
+natslog 0.1.0 ignores `log-start` and writes `hw-checkpoint` without a log start. A checkpoint of that form means that
+the stored start may be outdated: it is then taken from the files.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 class Checkpoints:
     """Thread-safe.
 
-    Args:
-        trusts_log_start: whether every process that changed this log after the start was stored also stored the start.
-
     Attributes:
         high_watermark: on stable storage; 0 where it is not known.
         log_start_offset: likewise; None if the files of the log decide.
@@ -57,7 +54,7 @@ class Checkpoints:
         CorruptLog: the high watermark cannot be read. DataDirError: a newer format.
     """
 
-    def __init__(self, folder: Path, *, trusts_log_start: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.RLock()
         content = read_checked(folder / HIGH_WATERMARK_FILE, HIGH_WATERMARK_FILE, 1)
@@ -69,7 +66,7 @@ class Checkpoints:
         is_of_0_1 = content is not None and self._starts[1] is None
         known = [start for start in self._starts if start is not None]
         # Every log begins at 0, and every later start is stored twice.
-        self.log_start_offset: int | None = None if is_of_0_1 or not trusts_log_start else max(known, default=0)
+        self.log_start_offset: int | None = None if is_of_0_1 else max(known, default=0)
 
     def _start_in_file(self) -> int | None:
         try:

@@ -28,7 +28,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompressedSizes:
-    """Of one log. Thread-safe; reads its file once. Args: `is_stored`: False at feature level 1."""
+    """Of one log. Thread-safe; reads its file once. Args: `is_stored`: False: the sizes are not kept."""
 
     def __init__(self, folder: Path, *, is_stored: bool) -> None:
         self._path, self._is_stored = folder / COMPRESSION_FILE, is_stored

@@ -173,7 +173,7 @@ class _Committed:
 
 
 def _entry_of(run: RunMark) -> tuple[str, tuple[int | str, ...]]:
-    """In the file. Without a digest, as natslog 0.1.0 writes and reads it."""
+    """In the file. Runs of natslog 0.1.0 have no digest."""
     digest = () if run.digest is None else (f"{run.digest:032x}",)
     return run.producer, (run.batch, run.start, run.end, *digest)
 

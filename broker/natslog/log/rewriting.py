@@ -26,18 +26,18 @@ _SHARE = 8
 
 
 def due_segments(
-    chain: SegmentChain, visibility: Visibility, before_us: int, pinned: BitMap64, *, drops_start: bool
+    chain: SegmentChain, visibility: Visibility, before_us: int, pinned: BitMap64
 ) -> Iterator[SealedSegment]:
     """Those of which enough can be dropped, oldest first.
 
     Args:
         before_us: a segment with a message of this stream time, or a newer one, is left as it is. `pinned`: offsets of
-            rows that stay. `drops_start`: messages below the start of the log for readers are dropped, too.
+            rows that stay.
     """
-    gone = droppable_offsets(chain, visibility, drops_start=drops_start)
+    gone = droppable_offsets(chain, visibility)
     if not gone:
         return
-    first_derived = visibility.removed.first_derived(chain.first_readable_offset if drops_start else 0)
+    first_derived = visibility.removed.first_derived(chain.first_readable_offset)
     for segment, following in pairwise(chain.snapshot()):
         start, end = segment.base_offset, following.base_offset
         if (first_derived is not None and end > first_derived) or not visibility.is_applied(end):
@@ -54,13 +54,13 @@ def due_segments(
             yield segment
 
 
-def droppable_offsets(chain: SegmentChain, visibility: Visibility, *, drops_start: bool) -> BitMap64:
+def droppable_offsets(chain: SegmentChain, visibility: Visibility) -> BitMap64:
     """Whose rows may be dropped from files. Messages below the start hide and count for such only that are below, too,
     and the start never goes back; so they need no record.
     """
     recorded, start = visibility.removed.recorded, chain.log_start_offset
     readable = chain.first_readable_offset
-    return recorded | offset_range(start, readable) if drops_start and readable > start else recorded
+    return recorded | offset_range(start, readable) if readable > start else recorded
 
 
 def pending_rows(chain: SegmentChain, visibility: Visibility) -> int:

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from natslog.arrow.batch_line import LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
 from natslog.log.batch_encoder import EncodedBatch, encode_rows
@@ -100,13 +99,12 @@ class RunLog(StreamLog):
         size_bytes: int,
         now_us: int,
         digest: int | None = None,
-        batch_format: int = LATEST_FORMAT,
     ) -> RunMark:
         """Sequences all rows as one run; it is on stable storage when this returns.
 
         Args:
             chunks: its rows, a batch each. If an exception is raised while they are built, the log is unchanged.
-            rows, size_bytes: of all chunks. `digest`: of the rows, stored with the run. `batch_format`: as in `append`.
+            rows, size_bytes: of all chunks. `digest`: of the rows, stored with the run.
 
         Raises:
             As `append`.
@@ -118,26 +116,17 @@ class RunLog(StreamLog):
         try:
             active = self.active_for_append(size_bytes, now_us)
             run = RunMark(producer, batch, active.end_offset, active.end_offset + rows, digest)
-            active.append_run(self._encoded(run, chunks, timestamp_us, batch_format))
+            active.append_run(self._encoded(run, chunks, timestamp_us))
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)
         self._note(run, run.end)
         return run
 
-    def _encoded(
-        self, run: RunMark, chunks: Iterable[RowBuffers], timestamp_us: int, batch_format: int
-    ) -> Iterator[EncodedBatch]:
+    def _encoded(self, run: RunMark, chunks: Iterable[RowBuffers], timestamp_us: int) -> Iterator[EncodedBatch]:
         offset = run.start
         for chunk in chunks:
-            yield encode_rows(
-                chunk,
-                base_offset=offset,
-                timestamp_us=timestamp_us,
-                epoch=self.epoch,
-                run=run,
-                batch_format=batch_format,
-            )
+            yield encode_rows(chunk, base_offset=offset, timestamp_us=timestamp_us, epoch=self.epoch, run=run)
             offset += chunk.rows
         assert offset == run.end, f"{offset - run.start} rows were received, but {run.end - run.start} were announced"
 

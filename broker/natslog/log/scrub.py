@@ -224,7 +224,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
 class ScrubProgress:
     """Of one log. Thread-safe; reads its file once, when the log is opened.
 
-    Args: `is_stored`: False at feature level 1, where a pass begins again after a restart.
+    Args: `is_stored`: False: a pass begins again after a restart.
 
     Attributes:
         is_requested: whether an operator requested the pass. `passes`: how many began in this process.

@@ -92,13 +92,10 @@ class LogOptions:
 
     Attributes:
         ended_in_order: the broker's last life ended gracefully, so that nothing can be torn.
-        trusts_log_start: the broker's last life was of a version that stores the log start before it removes files.
-            False after a downgrade to natslog 0.1.0: then a log starts where its first file does.
         store: what all logs of the broker may take together. kept_counts: what was counted last, of all of them.
         recent_room: what their last commits may take in memory.
         appends_copies: several batches may have been written at once, also without other replicas: by an import.
-        stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored, which natslog
-            0.1.0 does not know. stores_gaps: whether batches may lack rows, which 0.1.0 takes for damage.
+        stores_scrub: whether the progress of scrubbing and the sizes of compressed segments are stored.
         merges_segments: whether small sealed segments become one.
         closed_early: called where a segment is closed because it has many small batches; from any thread.
     """
@@ -107,12 +104,10 @@ class LogOptions:
     segment_age_s: float = 3600.0
     min_free_bytes: int = 64 * 1024 * 1024
     ended_in_order: bool = False
-    trusts_log_start: bool = True
     store: StoreLimit = field(default_factory=lambda: StoreLimit(None))
     kept_counts: KeptCounts = field(default_factory=KeptCounts)
     recent_room: RecentRoom = field(default_factory=RecentRoom)
     stores_scrub: bool = True
-    stores_gaps: bool = True
     merges_segments: bool = True
     closed_early: Callable[[], None] = lambda: None
     appends_copies: bool = False
@@ -171,7 +166,7 @@ class StreamLog:
         self._unwritten_bytes = 0  # of an append that is under way
         self._announced_end_offset = 0  # of one that is written, and is synced now
         check_folder(folder, must_exist=must_exist)
-        self._checkpoints = Checkpoints(folder, trusts_log_start=options.trusts_log_start)
+        self._checkpoints = Checkpoints(folder)
         self.scrub = ScrubProgress(folder, is_stored=options.stores_scrub)
         self.compression = CompressedSizes(folder, is_stored=options.stores_scrub)
         self.erasures = Erasures(folder)
@@ -295,8 +290,9 @@ class StreamLog:
         self,
         rows: RowBuffers,
         now_us: int,
-        batch_format: int = LATEST_FORMAT,
         written: Written | None = None,
+        *,
+        batch_format: int = LATEST_FORMAT,
     ) -> tuple[int, int]:
         """Sequences rows as one commit and returns when they are on stable storage.
 
@@ -821,9 +817,7 @@ class StreamLog:
         def rewrite(go_on: Callable[[], None]) -> bool:
             self.visibility.removed_below(self.high_watermark)
             pinned = self.latest_views.pinned(time.monotonic())
-            drops_start = self.options.stores_gaps
-            due = due_segments(self.chain, self.visibility, before_us, pinned, drops_start=drops_start)
-            segment = next(due, None)
+            segment = next(due_segments(self.chain, self.visibility, before_us, pinned), None)
             if segment is None:
                 return False
             self._room.require_now(segment.size_bytes)
@@ -839,8 +833,7 @@ class StreamLog:
 
     def _replace_by_rewritten(self, segment: SealedSegment, pause: Callable[[], None]) -> None:
         """Under the lock of sealing."""
-        start = self.chain.first_readable_offset if self.options.stores_gaps else 0
-        gone = droppable_offsets(self.chain, self.visibility, drops_start=self.options.stores_gaps)
+        start, gone = self.chain.first_readable_offset, droppable_offsets(self.chain, self.visibility)
         gone = gone & offset_range(segment.base_offset, segment.end_offset)
         gone -= self.latest_views.pinned(time.monotonic())  # behind: a view that begins now has none of these
         older = older_messages(self.chain, self.visibility, segment.base_offset)

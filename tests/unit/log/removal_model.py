@@ -26,7 +26,6 @@ from natslog.arrow import ipc
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.cluster.epochs import NO_EPOCH
-from natslog.cluster.features import STREAM_CHANGES_LEVEL
 from natslog.cluster.stream_changes import edited
 from natslog.errors import CorruptLog, InvalidRequest
 from natslog.log import LogOptions, ReplicaLog, small_segments
@@ -691,7 +690,7 @@ class Stream:
 
     def edit(self, rule: Rule) -> None:
         """Where it hides less than before, a new epoch of the same leader begins."""
-        record = edited(self._record_of_stream(), self._stream_settings(rule), None, level=STREAM_CHANGES_LEVEL)
+        record = edited(self._record_of_stream(), self._stream_settings(rule), None)
         is_counted_anew = record.rules_version > self.settings.rules_version
         begins = record.leader_epoch > self.epoch
         self.epoch = record.leader_epoch

@@ -55,7 +55,7 @@ def test_without_its_file_nothing_is_known_and_the_log_opens(tmp_path: Path, cap
     log.close()
 
 
-def test_at_level_1_nothing_is_stored(tmp_path: Path) -> None:
+def test_where_it_is_not_stored_there_is_no_file(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogOptions(min_free_bytes=0, stores_scrub=False), compression="zstd")
     log.append(rows([b"a" * 10_000] * 10), NOW_US)
     log.roll()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 from natslog.errors import CorruptLog
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.checked_file import read_checked, write_checked
-from natslog.log.verify import check_file, files_of
 from natslog.model import Epoch, StreamSettings
 from tests.conftest import STREAM_ID, open_log, retain, rows, stored_values
 from tests.unit.log.test_replica_log import batches_of
 
 SMALL = LogOptions(segment_bytes=4096, min_free_bytes=0)
-AFTER_0_1 = LogOptions(segment_bytes=4096, min_free_bytes=0, trusts_log_start=False)
 
 
 def filled(folder: Path, commits: int = 40, **settings: object) -> ReplicaLog:
@@ -201,29 +198,6 @@ def test_a_start_stored_before_a_downgrade_is_no_lie_after_the_second_upgrade(lo
     start = as_left_by_0_1(log_folder, 1)
     again = open_log(log_folder, SMALL)
     assert (again.failure, again.log_start_offset) == (None, start), "the checkpoint tells who wrote it"
-
-
-def test_a_start_stored_before_a_downgrade_that_checkpointed_nothing_is_not_trusted(log_folder: Path) -> None:
-    log = retained(log_folder)
-    log.checkpoint()
-    log.close()
-    segments_of(log_folder)[0].unlink()
-    start = int(segments_of(log_folder)[0].stem)
-    again = open_log(log_folder, AFTER_0_1)
-    assert (again.failure, again.log_start_offset) == (None, start)
-    again.close()
-    assert open_log(log_folder, SMALL).failure is None, "it is stored anew"
-
-
-def test_0_1_reads_what_this_version_writes(log_folder: Path) -> None:
-    """Its reader takes one field of the checkpoint, and ignores the other file."""
-    log = retained(log_folder)
-    log.checkpoint()
-    log.close()
-    raw = (log_folder / "hw-checkpoint").read_bytes()
-    assert json.loads(raw.partition(b"\n")[2])["high_watermark"] == log.log_end_offset
-    assert all(not check_file(path).problems for path in files_of(log_folder))
-    assert log_folder / "log-start" in files_of(log_folder)
 
 
 # ---- side files ----

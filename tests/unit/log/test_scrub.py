@@ -242,7 +242,7 @@ def test_progress_that_cannot_be_read_begins_again(tmp_path: Path, caplog: pytes
     log.close()
 
 
-def test_at_level_1_nothing_is_stored(tmp_path: Path) -> None:
+def test_where_it_is_not_stored_there_is_no_file(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log", LogOptions(min_free_bytes=0, stores_scrub=False))
     log.scrub.store()
     assert not (tmp_path / "log" / "scrub").exists()

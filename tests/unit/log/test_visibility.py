@@ -455,13 +455,3 @@ def test_messages_below_the_start_are_dropped_from_a_segment_that_has_later_ones
     again = open_log(log_folder)
     assert visible(again) == [6, 7]
     again.close()
-
-
-def test_files_of_a_cluster_with_brokers_of_0_1_0_have_no_gaps(log_folder: Path) -> None:
-    log = open_log(log_folder, LogOptions(min_free_bytes=0, stores_gaps=False))
-    log.append(rows_of([("a", None, None)] * 8, 0), 1_000_000)
-    log.roll()
-    assert log.seal_next()
-    log.limit_start(6)
-    assert not log.rewrite_next(2**60)
-    log.close()
