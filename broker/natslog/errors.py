@@ -464,7 +464,9 @@ class DataDirError(NatslogError):
 
 
 class UpgradeRequired(DataDirError):
-    """The data was written by a newer natslog: upgrade this broker. Nothing was changed, and no field was dropped."""
+    """The data are of a newer natslog, or of feature level 1: another version must be installed, as the message states.
+    Nothing was changed, and no field was dropped.
+    """
 
     code = "upgrade_required"
 

@@ -40,7 +40,7 @@ Retention = Literal["limits", "interest", "workqueue"]
 
 
 class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Fields of a stream's configuration in the JetStream API that have no setting of their own (feature level 2).
+    """Fields of a stream's configuration in the JetStream API that have no setting of their own.
 
     Attributes:
         storage: as requested; all streams are stored in files. inactive_threshold_ns, max_ack_pending: limits of
@@ -63,8 +63,6 @@ class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The settings of a stream. Ages are in seconds, sizes in bytes; None is "no limit".
-
-    `acks` other than `reply`, and all settings after it, are written from feature level 2 on.
 
     Attributes:
         more_subjects: those after the first. max_messages_per_subject: so many of the newest messages of each subject
@@ -188,12 +186,12 @@ def settings_of_stream(shown: Mapping[str, Any]) -> StreamSettings:
 
 
 def subjects_of(stream: Mapping[str, Any]) -> tuple[str, ...]:
-    """The subjects that a listed stream records. Brokers of natslog 0.1.0 state only `subject`."""
-    return tuple(stream.get("subjects") or [stream["subject"]])
+    """The subjects that a listed stream records."""
+    return tuple(stream["subjects"])
 
 
 def subject_setting(subjects: str | Sequence[str]) -> dict[str, Any]:
-    """The setting that names these subjects; one subject is named as brokers of natslog 0.1.0 accept it."""
+    """The setting that names these subjects."""
     if not isinstance(subjects, str) and len(subjects) == 1:
         subjects = subjects[0]
     return {"subject": subjects} if isinstance(subjects, str) else {"subjects": list(subjects)}
@@ -476,9 +474,9 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         oldest first. has_companion: the stream has a companion log (`node.replicas.companion`). companion_holders: as
         `holders`, of the companion log. lineage: the streams whose positions are valid in this one, because it was
         restored from an export, oldest first. first_offset: where a log without files begins. import_state: see
-        `ImportState`. settings_version: increases with every edit (`settings`, `paused`, another number of replicas); 0
-        at level 1. rules_version: the settings version by which a rule was added that hides messages, after messages
-        were removed; the removals of before do not count for rules (ADR 25).
+        `ImportState`. settings_version: increases with every edit (`settings`, `paused`, another number of replicas).
+        rules_version: the settings version by which a rule was added that hides messages, after messages were removed;
+        the removals of before do not count for rules (ADR 25).
     """
 
     name: str
@@ -545,7 +543,7 @@ class PartReceipt(msgspec.Struct, frozen=True):
 
     Attributes:
         digest: CRC32C of the upload. `content`: digest of the rows, the same in any order, 32 hexadecimal digits.
-        broker: where the part is staged. Both are None from natslog 0.1.0.
+        broker: where the part is staged. A client may leave both out.
     """
 
     part: str
@@ -562,12 +560,8 @@ class PartReceipt(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """Offsets `[start, end)` hold the batch's rows; natslog 0.1.0 answers None for both, and `duplicate`, for any batch
-    before the producer's last one.
+    """Offsets `[start, end)` hold the batch's rows. `duplicate`: it had been committed before."""
 
-    `duplicate`: it had been committed before.
-    """
-
-    start: int | None
-    end: int | None
+    start: int
+    end: int
     duplicate: bool

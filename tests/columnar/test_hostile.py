@@ -43,7 +43,6 @@ class Server(ThreadingHTTPServer):
         self.kind, self.next_offset = "columns", str(ROWS)
         self.messages: Callable[[], Body] = lambda: iter([honest()])
         self.counted: Callable[[int, int], Any] = lambda start, end: {"start": start, "end": end, "rows": end - start}
-        self.is_old = False
 
     @property
     def url(self) -> str:
@@ -68,8 +67,6 @@ class _Handler(BaseHTTPRequestHandler):
             "leader_epoch": 1,
         }
         match url.path.rsplit("/", 1)[-1]:
-            case "positions" if server.is_old:
-                self._send([json.dumps({"error": {"code": "not_found", "message": "no such path"}}).encode()], 404)
             case "positions":
                 self._send([json.dumps([state]).encode()])
             case "splits":
@@ -303,12 +300,6 @@ def test_count_that_cannot_be_right_is_not_used(
 
     server.kind, server.messages = "exact", offsets
     assert read(spark, server).count() == ROWS
-
-
-def test_brokers_that_are_too_old_are_named(spark: SparkSession, server: Server) -> None:
-    server.is_old = True
-    with pytest.raises(Exception, match="the brokers are of natslog 0.1.0, which the columnar reader cannot read from"):
-        read(spark, server).collect()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _segments() -> list[bytes]:
     for batch_format in (1, 2):
         log = open_log(fresh("segment"))
         for at in range(3):
-            log.append(rows([b"value %d" % at, b"x" * 50 * at]), at + 1, batch_format)
+            log.append(rows([b"value %d" % at, b"x" * 50 * at]), at + 1, batch_format=batch_format)
         if batch_format == 2:
             append_run(log, "query-1", 7, [[b"a", b"b"], [b"c"]])
             log.append(rows([b"z" * 9000]), 9)
@@ -183,61 +183,57 @@ def _messages(message: bytes) -> dict[int, bytes]:
 
 
 @functools.cache
-def _stores() -> dict[tuple[str, str], bytes]:
-    """Files of a store of each format, by (format, name)."""
-    found: dict[tuple[str, str], bytes] = {}
+def _store() -> dict[str, bytes]:
+    """The files of a store, by name."""
     members = Membership(members=(Member(id=BrokerId(1), directory="d", url="http://127.0.0.1:9292"),))
     snapshot = Snapshot(index=Index(1), term=Term(1), membership=members, data=b"state")
-    for kind in ("wal", "files"):
-        folder = fresh("raft")
-        store = RaftStore(folder, uses_wal=kind == "wal", room_bytes=2048, log_file_bytes=200)
-        store.save(HardState(term=Term(1), commit=Index(1)), None, (), snapshot)
-        for index in range(2, 7):
-            entry = Entry(Index(index), Term(index // 2), "command", b"do %d" % index * index)
-            store.save(HardState(term=Term(3), commit=Index(index - 1)), None, [entry], None)
-        store.save(None, Index(6), [Entry(Index(6), Term(3), "empty")], None)
-        store.close()
-        found |= {(kind, path.name): path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "reserve"}
-    return found
+    folder = fresh("raft")
+    store = RaftStore(folder, room_bytes=2048)
+    store.save(HardState(term=Term(1), commit=Index(1)), None, (), snapshot)
+    for index in range(2, 7):
+        entry = Entry(Index(index), Term(index // 2), "command", b"do %d" % index * index)
+        store.save(HardState(term=Term(3), commit=Index(index - 1)), None, [entry], None)
+    store.save(None, Index(6), [Entry(Index(6), Term(3), "empty")], None)
+    store.close()
+    return _contents(folder)
+
+
+def _laid_out() -> Path:
+    folder = fresh("raft")
+    for name, data in _store().items():
+        (folder / name).write_bytes(data)
+    return folder
 
 
 @functools.cache
-def _stored(kind: str) -> tuple[HardState, Snapshot, tuple[Entry, ...]]:
-    folder = fresh("raft")
-    for (each, name), data in _stores().items():
-        if each == kind:
-            (folder / name).write_bytes(data)
-    return _opened(folder, kind)
+def _stored() -> tuple[HardState, Snapshot, tuple[Entry, ...]]:
+    return _opened(_laid_out())
 
 
-def _opened(folder: Path, kind: str) -> tuple[HardState, Snapshot, tuple[Entry, ...]]:
-    store = RaftStore(folder, uses_wal=kind == "wal", room_bytes=2048, log_file_bytes=200)
+def _opened(folder: Path) -> tuple[HardState, Snapshot, tuple[Entry, ...]]:
+    store = RaftStore(folder, room_bytes=2048)
     found = store.hard_state, store.snapshot, store.entries
     store.close()
     return found
 
 
-@target("raft", lambda: edits.seeds(list(_stores().values())))
+@target("raft", lambda: edits.seeds(list(_store().values())))
 def check_raft(script: bytes) -> None:
     """A store with one damaged file is refused, and none of its files is changed; or it has all that was saved, and
     nothing else.
     """
-    places, originals = list(_stores()), list(_stores().values())
-    kind, damaged = places[edits.chosen(script, len(places))]
-    expected = _stored(kind)
-    folder = fresh("raft")
-    for (each, name), data in _stores().items():
-        if each == kind:
-            (folder / name).write_bytes(data)
+    names, originals = sorted(_store()), list(_store().values())
+    damaged = names[edits.chosen(script, len(names))]
+    expected, folder = _stored(), _laid_out()
     (folder / damaged).write_bytes(edits.edited(script, originals))
     before = _contents(folder)
     try:
-        found = _opened(folder, kind)
+        found = _opened(folder)
     except (CorruptLog, DataDirError, UpgradeRequired):
         assert _contents(folder) == before, "a store that is refused was changed"
         return
     assert found == expected, "a damaged store holds something else than what was saved"
-    assert _opened(folder, kind) == expected, "the second start finds something else"
+    assert _opened(folder) == expected, "the second start finds something else"
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

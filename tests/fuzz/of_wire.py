@@ -243,7 +243,7 @@ def check_envelope(data: bytes) -> None:
         assert payload.startswith(MESSAGE_OPENING)
         payload = payload[16 + int.from_bytes(payload[12:16], "little") :]  # of the message that it holds
     builder, rows = BatchBuilder(), 0
-    for received, begins in envelopes.split_envelopes(frames, reads=True):
+    for received, begins in envelopes.split_envelopes(frames):
         assert not begins or payload.startswith(OPENING)
         if isinstance(received, Refused):
             assert block or is_open, "a payload is refused, although no header calls it an envelope"

@@ -75,7 +75,7 @@ def make_segments(folder: Path, batch_format: int) -> None:
             log = StreamLog(Path(scratch), STREAM_ID, settings, LogOptions(min_free_bytes=0))
             for at, (commit, ids) in enumerate(zip(COMMITS, PACKED_IDS, strict=True)):
                 rows = columns(commit, ids if batch_format > FIRST_FORMAT else None)
-                log.append(rows, FIRST_US + at, batch_format)
+                log.append(rows, FIRST_US + at, batch_format=batch_format)
             if compression == "none":
                 shutil.copy(log.chain.segments[0].path, folder / f"segment-{kind}.active")
             log.roll()

@@ -720,8 +720,8 @@ def test_link_without_the_secret_hears_nothing(cluster: Cluster) -> None:
         directory="d",
         life=1,
         cluster_id="",
-        min_level=1,
-        max_level=2,
+        min_level=2,
+        max_level=3,
         wall_us=0,
         dialled=cluster.brokers[0].url,
     )

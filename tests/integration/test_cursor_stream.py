@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from pathlib import Path
 
@@ -122,43 +121,6 @@ def test_cursors_of_a_deleted_stream_are_removed_from_the_stream_of_cursors(
         return values[-1] == {}
 
     eventually(is_removed, every_s=0.3)
-
-
-@pytest.mark.long
-def test_upgrade_moves_the_cursors_while_they_are_set(own: Path) -> None:
-    golden = Path(__file__).parents[1] / "golden" / "metadata-v1"  # of before there were levels
-    (own / "data").mkdir(parents=True)
-    shutil.copy(golden, own / "data" / "metadata")
-    with running(own) as (_, broker), broker.client() as client:
-        client.create_stream("moved", "moved")
-        client.set_cursor("still", "moved", 3)
-        with pytest.raises(InvalidRequest, match="require feature level 2"):
-            client.set_cursors([("still", "moved", 4)])
-        answered, stop = [0], threading.Event()
-
-        def work() -> None:
-            with NatslogClient(broker.url, ClientOptions(patience_s=20)) as other:
-                while not stop.is_set():
-                    other.set_cursor("busy", "moved", answered[-1] + 1)
-                    answered.append(answered[-1] + 1)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        eventually(lambda: len(answered) > 5)
-        assert [one for one in client.streams(internal=True) if one["name"].startswith("__")] == []
-        natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
-        known = len(answered)
-        eventually(lambda: len(answered) > known + 5)
-        stop.set()
-        thread.join()
-        found = {one["consumer"]: one["offset"] for one in client.cursors(stream="moved")}
-        assert found == {"still": 3, "busy": answered[-1]}
-        assert client.cursor("busy", "moved")["rewound"] is None
-        names = [one["name"] for one in client.streams(internal=True)]
-        assert "__cursors" in names
-        broker.kill()
-        broker.start()
-        assert {one["consumer"]: one["offset"] for one in broker.client().cursors(stream="moved")} == found
 
 
 @pytest.mark.long

@@ -196,7 +196,7 @@ def test_max_bytes_counts_what_compressed_messages_take_when_they_are_read(
 def test_client_that_asks_for_no_whole_batches_reads_every_range(
     long: BrokerProcess, monkeypatch: pytest.MonkeyPatch, start: int
 ) -> None:
-    """As clients of 0.1.0 do, which leave out rows of whole batches themselves."""
+    """As clients do that leave out rows of whole batches themselves."""
     monkeypatch.setattr("natslog.client.client._WHOLE_BATCHES", {})
     read: list[int] = []
     for fetched in long.client().answers("orders", start, start + 999, max_bytes=300_000):

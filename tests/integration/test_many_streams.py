@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows
 
 from natslog.client import NatslogClient, SplitRange
-from natslog.client import streams as streams_module
-from natslog.errors import BrokerUnavailable, InvalidRequest, NotFound
+from natslog.errors import BrokerUnavailable, InvalidRequest, PayloadTooLarge
 from pyspark_natslog.source import stream_reader
 from pyspark_natslog.source.options import SourceOptions
 from pyspark_natslog.source.schema import spark_schema
@@ -77,7 +76,7 @@ def test_named_streams_are_planned_with_as_many_requests_as_one(
 
 
 @pytest.mark.long
-def test_without_the_calls_of_this_version_streams_are_requested_one_by_one(
+def test_streams_that_are_too_many_for_one_request_are_requested_one_by_one(
     broker: BrokerProcess, client: NatslogClient, family: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = reader_of(broker.url, streamPattern=f"{family[0][:-3]}-*")
@@ -85,13 +84,12 @@ def test_without_the_calls_of_this_version_streams_are_requested_one_by_one(
     end = new.latestOffset(start, ReadAllAvailable())
     send = NatslogClient._ask
 
-    def as_of_old(self: NatslogClient, method: str, path: str, **asked: Any) -> Any:
+    def too_large(self: NatslogClient, method: str, path: str, **asked: Any) -> Any:
         if path in ("/v1/positions", "/v1/splits"):
-            raise NotFound(f"{method} {path}: Not Found")
+            raise PayloadTooLarge("the body is too large")
         return send(self, method, path, **asked)
 
-    monkeypatch.setattr(NatslogClient, "_ask", as_of_old)
-    monkeypatch.setattr(streams_module, "_without_positions_until_s", {})
+    monkeypatch.setattr(NatslogClient, "_ask", too_large)
     for selection in ({"stream": ",".join(family)}, {"streamPattern": f"{family[0][:-3]}-*"}):
         old = reader_of(broker.url, **selection)
         assert old.latestOffset(start, ReadAllAvailable()) == end

@@ -1,12 +1,14 @@
-"""From each released version to this one, back, and here again: on data folders that it wrote, with its real code; from
-0.2.0 on broker by broker, under load.
+"""From 0.2.0 to this version, back, and here again: on data folders that it wrote, with its real code, and broker by
+broker, under load. What is at level 1, as 0.1.0 left it, is refused until 0.2.0 has finalized its upgrade.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +19,17 @@ import pytest
 
 from natslog.cluster.encoding import decode_state
 from natslog.cluster.features import LATEST_LEVEL
-from natslog.errors import UpgradeBlocked, natslog_version
+from natslog.errors import NatslogError, UpgradeBlocked, natslog_version
 from natslog.log.verify import check_file, files_of
-from natslog.nats_server import NatsServer
+from natslog.nats_server import NatsServer, free_port
 from natslog.node.metadata.raft_store import RaftStore
 from tests.cluster_harness import Cluster, ClusterBroker, ClusterOptions
 from tests.golden.make_data_dir import SMALL, answers_of
 from tests.harness import BrokerProcess, all_values, eventually, natslog, on_terminal, publish_acked, with_nats
 from tests.integration.upgrade_load import UpgradeLoad
-from tests.released import GOLDEN, V0_1_0, V0_2_0, use_release
+from tests.pages import runs
+from tests.readme import Block
+from tests.released import GOLDEN, V0_2_0, use_release
 
 SINGLE, THREE = GOLDEN / "data-dir-v0.1.0", GOLDEN / "cluster-v0.1.0"
 SINGLE_0_2_0, THREE_0_2_0 = GOLDEN / "data-dir-v0.2.0", GOLDEN / "cluster-v0.2.0"
@@ -46,12 +50,6 @@ def broker_on(folder: Path, tmp_path: Path) -> Iterator[tuple[NatsServer, Broker
         server.stop()
 
 
-@pytest.fixture
-def single(tmp_path: Path) -> Iterator[tuple[NatsServer, BrokerProcess]]:
-    with broker_on(SINGLE, tmp_path) as both:
-        yield both
-
-
 def expected(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "expected.json").read_text())
     return found
@@ -66,10 +64,6 @@ def level_of(broker: BrokerProcess) -> tuple[int, int, bool, list[int]]:
 def version_of(broker: BrokerProcess) -> str:
     with urllib.request.urlopen(f"{broker.url}/healthz", timeout=30) as answer:
         return str(json.load(answer)["version"])
-
-
-def identity_version(folder: Path) -> bytes:
-    return (folder / "broker").read_bytes().split(b" ")[2]
 
 
 def use_it(broker: BrokerProcess, nats_url: str, mark: str) -> None:
@@ -105,161 +99,87 @@ def check_all_is_there(broker: BrokerProcess, marks: list[str]) -> None:
             assert all_values(client, f"made-by-{mark}") == [mark.encode()]
 
 
-@pytest.mark.long
-def test_upgrade_downgrade_upgrade_and_finalize(single: tuple[NatsServer, BrokerProcess]) -> None:
-    server, broker = single
-    broker.start()
-    check_all_is_there(broker, [])
-    assert level_of(broker) == (1, LATEST_LEVEL, True, [])
-    use_it(broker, server.url, "upgraded")
-    check_all_is_there(broker, ["upgraded"])
-    broker.terminate()
-    assert identity_version(broker.folder) == b"v2"
+# ---- level 1 ----
 
-    use_release(broker, V0_1_0).start()
-    check_all_is_there(broker, ["upgraded"])
-    use_it(broker, server.url, "downgraded")
-    broker.terminate()
 
-    use_release(broker, None).start()
-    check_all_is_there(broker, ["upgraded", "downgraded"])
-    assert level_of(broker) == (1, LATEST_LEVEL, True, [])
-    status = natslog("cluster", "status", url=broker.url).stdout
-    assert (
-        f"feature level 1, supported by all brokers: {LATEST_LEVEL}; to complete the upgrade, run natslog cluster "
-        "finalize-upgrade" in status
-    )
-    refused = natslog("cluster", "finalize-upgrade", url=broker.url, check=False, stdin=subprocess.DEVNULL)
-    assert refused.returncode != 0
-    assert "--yes" in refused.stderr
-    assert level_of(broker)[0] == 1
-    edit = ("stream", "edit", "made-by-upgraded", "--acks", "never")
-    two = ("--subject", "one", "--subject", "two")
-    of_level_2 = (two, ("--allow-rollup",), ("--discard", "new"))
-    edits = [("stream", "edit", "made-by-upgraded", *options) for options in of_level_2]
-    for refused_now in (edit, ("stream", "create", "several", *two), *edits):
-        assert "requires feature level 2" in natslog(*refused_now, url=broker.url, check=False).stderr
-    export = str(broker.folder.with_name("export"))
-    natslog("export", "made-by-upgraded", export, url=broker.url)
-    load = ("import", export, "--as", "made-by-import")
-    assert "requires feature level 2" in natslog(*load, url=broker.url, check=False).stderr
-    done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
-    assert json.loads(done.stdout) == {"feature_level": LATEST_LEVEL, "raised": True}
-    assert identity_version(broker.folder) == b"v3"
-    assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
-    again = natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
-    assert again.stdout.strip() == f"the feature level is {LATEST_LEVEL} already"
-    natslog(*edit, url=broker.url)
-    natslog(*load, url=broker.url)
-    with broker.client() as client:
-        assert all_values(client, "made-by-import") == all_values(client, "made-by-upgraded")
-        client.delete_stream("made-by-import")
-    use_it(broker, server.url, "finalized")
-    broker.kill()
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    use_release(broker, V0_1_0).spawn()
-    assert broker.wait(60) != 0
-    assert "is of format version 3; this natslog knows up to 2: upgrade natslog" in broker.output()
 
-    use_release(broker, None).start()
-    check_all_is_there(broker, ["upgraded", "downgraded", "finalized"])
-    assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
-    broker.terminate()
-    assert [problem for path in files_of(broker.folder) for problem in check_file(path).problems] == []
+def check_is_refused(broker: BrokerProcess, problem: str) -> None:
+    """It does not start, nor is another cluster made of it, and no byte of its folder is changed."""
+    before = contents(broker.folder)
+    assert use_release(broker, None).spawn().wait(60) == 1
+    assert problem in broker.output()
+    recovered = natslog("cluster", "recover", str(broker.folder), "--yes", check=False)
+    assert recovered.returncode == 1
+    assert problem in recovered.stderr.replace("\n", " ")
+    assert contents(broker.folder) == before
+
+
+def test_data_of_0_1_0_are_refused(tmp_path: Path) -> None:
+    with broker_on(SINGLE, tmp_path) as (_, broker):
+        check_is_refused(broker, "feature level 1, but this version of natslog supports levels from 2 on")
+        assert (
+            "Run natslog 0.2.0 on all brokers of the cluster, then natslog cluster finalize-upgrade" in broker.output()
+        )
 
 
 @pytest.mark.long
-def test_a_compacted_state_of_level_1_is_read_by_0_1_0(single: tuple[NatsServer, BrokerProcess]) -> None:
-    """More than a thousand changes: what 0.1.0 opens is a snapshot of the state, as this version writes it."""
-    server, broker = single
-    with broker.start().client() as client:
-        for at in range(1_100):
-            client.set_cursor("busy", "orders", at % 150)
-    use_it(broker, server.url, "upgraded")
-    eventually(lambda: snapshot_index(broker.folder) > 1_000, what="a snapshot")
-    with broker.client() as client:
-        client.delete_cursor("busy", "orders")
-    broker.terminate()
-    use_release(broker, V0_1_0).start()
-    check_all_is_there(broker, ["upgraded"])
-    broker.terminate()
-
-
-def snapshot_index(folder: Path) -> int:
-    return int(json.loads((folder / "raft" / "snapshot").read_bytes().split(b"\n", 1)[1])["index"])
-
-
-@pytest.mark.long
-def test_a_new_cluster_begins_at_the_newest_level_and_old_code_refuses_it(tmp_path: Path) -> None:
-    server = NatsServer(0, tmp_path / "nats.log").start()
-    broker = BrokerProcess(tmp_path / "data", server.url)
-    try:
-        broker.start()
-        assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
-        levels = f"feature level {LATEST_LEVEL}, supported by all brokers: {LATEST_LEVEL}\n"
-        assert levels in natslog("cluster", "status", url=broker.url).stdout
-        with broker.client() as client:
-            client.create_stream("orders", "orders")
-            client.delete_stream("orders")
+@runs("OPERATIONS.md", block="Upgrade from 0.1.0")
+def test_data_of_0_1_0_are_served_when_0_2_0_has_finalized_their_upgrade(tmp_path: Path, block: Block) -> None:
+    with broker_on(SINGLE, tmp_path) as (server, broker):
+        use_release(broker, V0_2_0).start()
+        use_it(broker, server.url, "upgraded")
+        assert level_of(broker)[0] == 1
         broker.terminate()
-        state = decode_state(RaftStore(broker.folder / "raft").snapshot.data)
-        assert state.feature_level == LATEST_LEVEL
-        use_release(broker, V0_1_0).spawn()
-        assert broker.wait(60) != 0
-        assert "upgrade natslog" in broker.output()
-    finally:
+        check_is_refused(broker, "feature level 1, but this version of natslog supports levels from 2 on")
+
+        use_release(broker, V0_2_0).start()
+        broker.client().finalize_upgrade()
+        use_it(broker, server.url, "finalized")
+        broker.terminate()
+        check_is_refused(broker, "has the format of feature level 1")
+
+        use_release(broker, V0_2_0).start()
+        environment = os.environ | {"NATSLOG_SERVER": broker.url}
+        script = block.text.replace("http://localhost:9292", broker.url)
+        script = script.replace("natslog stream", f"{sys.executable} -m natslog stream")
+        subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=environment, check=True, timeout=600)
         broker.kill()
-        server.stop()
-
-
-def cursors_of(broker: ClusterBroker) -> list[dict[str, Any]]:
-    """The first answer. While cursors are moved to their stream, there is none."""
-    (shown,) = eventually(lambda: [found] if (found := broker.json("/v1/cursors")) is not None else None)
-    return [{name: one[name] for name in one if name not in ("lag", "stopped")} for one in shown]
+        use_release(broker, None).start()
+        check_all_is_there(broker, ["upgraded", "finalized"])
+        assert level_of(broker) == (2, LATEST_LEVEL, True, [])
+        use_it(broker, server.url, "afterwards")
+        broker.client().finalize_upgrade()
+        broker.kill()
+        broker.start()
+        check_all_is_there(broker, ["upgraded", "finalized", "afterwards"])
+        broker.terminate()
+        assert [problem for path in files_of(broker.folder) for problem in check_file(path).problems] == []
 
 
 @pytest.mark.long
-def test_three_brokers_are_upgraded_together_and_finalized_once_all_are_there(tmp_path: Path) -> None:
-    with_old = Cluster(tmp_path, ClusterOptions(settings=SMALL))
+def test_a_broker_does_not_join_a_cluster_at_level_1(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ClusterOptions(settings=SMALL))
+    settings = {name: cluster.brokers[0].settings[name] for name in ("seeds", "cluster_secret_file", "log_level")}
+    newcomer = ClusterBroker(4, tmp_path / "broker-4", cluster.nats_url, "127.0.0.1", free_port(), **settings)
     try:
-        for broker in with_old.brokers:
+        for broker in cluster.brokers:
             shutil.copytree(THREE / f"broker-{broker.number}", broker.folder)
-        with_old.start().wait_in_sync()
-        before = expected(THREE)
-        for name in before["streams"]:
-            with_old.wait_replicated(name)
-        assert answers_of(with_old.broker(2).url) == before
-        with with_old.client() as client:
-            assert client.cluster()["feature_level"] == 1
-            with_old.broker(3).kill()
-            eventually(lambda: client.cluster()["upgrade_waits_for"] == [3], what="broker 3 is missed")
-            with pytest.raises(UpgradeBlocked, match=r"broker 3 is not connected: start it, or remove it.*again"):
-                client.finalize_upgrade()
-            with_old.broker(3).start()
-            with_old.wait_in_sync()
-            eventually(lambda: client.cluster()["upgrade_waits_for"] == [])
-            code, said = on_terminal("cluster", "finalize-upgrade", url=with_old.broker(2).url, types="n\n")
-            assert code != 0
-            assert "No broker" in said or "no broker" in said
-            assert client.cluster()["feature_level"] == 1
-            code, said = on_terminal("cluster", "finalize-upgrade", url=with_old.broker(2).url, types="y\n")
-            assert code == 0, said
-            assert f"the feature level is {LATEST_LEVEL}" in said
-        for broker in with_old.brokers:
-            eventually(lambda broker=broker: broker.json("/v1/cluster")["feature_level"] == LATEST_LEVEL)
-            assert identity_version(broker.folder) == b"v3"
-        assert [cursors_of(broker) for broker in with_old.brokers] == [before["cursors"]] * 3
-        with with_old.client() as client:
-            assert client.stream("__cursors")["high_watermark"] == len(before["cursors"]), "they were moved there"
-            client.set_cursor("reader", "orders", 120)
-        audit, reader = before["cursors"]
-        for broker in with_old.brokers:
-            kept, moved = cursors_of(broker)
-            assert kept == audit
-            assert (moved["offset"], moved["id"], moved["rewound"]) == (120, reader["id"], reader["rewound"])
-        assert publish_acked(with_old.nats_url, "orders.new", [b"at level 2"])[0]["offset"] == 151
+            use_release(broker, V0_2_0)
+        cluster.start().wait_in_sync()
+        newcomer.spawn()
+        refusal = f"natslog {natslog_version()} of broker 4 at {newcomer.url} supports levels 2 to {LATEST_LEVEL}"
+        eventually(lambda: refusal in newcomer.output(), 60, "the refusal is logged")
+        assert "the cluster is at feature level 1" in newcomer.output()
+        with cluster.client() as client, pytest.raises(NatslogError, match="feature level 1.*finalize-upgrade"):
+            client.add_broker(newcomer.url)
+        cluster.broker(3).terminate()
+        check_is_refused(cluster.broker(3), "feature level 1, but this version of natslog supports levels from 2 on")
     finally:
-        with_old.close()
+        newcomer.kill()
+        cluster.close()
 
 
 # ---- from 0.2.0 on: broker by broker ----
@@ -330,10 +250,77 @@ def test_data_of_0_2_0_return_to_it_and_come_back(tmp_path: Path) -> None:
         use_release(broker, None).start()
         with broker.client() as client:
             assert all_values(client, "made-by-downgraded") == [b"downgraded"]
+        assert level_of(broker) == (2, LATEST_LEVEL, True, [])
+        status = natslog("cluster", "status", url=broker.url).stdout
+        assert (
+            f"feature level 2, supported by all brokers: {LATEST_LEVEL}; to complete the upgrade, run natslog cluster "
+            "finalize-upgrade" in status
+        )
+        refused = natslog("cluster", "finalize-upgrade", url=broker.url, check=False, stdin=subprocess.DEVNULL)
+        assert refused.returncode != 0
+        assert "--yes" in refused.stderr
+        assert level_of(broker)[0] == 2
+        done = natslog("cluster", "finalize-upgrade", "--yes", "--json", url=broker.url)
+        assert json.loads(done.stdout) == {"feature_level": LATEST_LEVEL, "raised": True}
+        assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
+        again = natslog("cluster", "finalize-upgrade", "--yes", url=broker.url)
+        assert again.stdout.strip() == f"the feature level is {LATEST_LEVEL} already"
+        use_it(broker, server.url, "finalized")
+        broker.kill()
+        check_is_refused_by_0_2_0(broker)
+        use_release(broker, None).start()
+        with broker.client() as client:
+            assert all_values(client, "made-by-finalized") == [b"finalized"]
+        assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
+
+
+def check_is_refused_by_0_2_0(broker: BrokerProcess) -> None:
+    assert use_release(broker, V0_2_0).spawn().wait(60) != 0
+    assert f"is at feature level {LATEST_LEVEL}, but this version of natslog supports levels up to 2" in broker.output()
 
 
 @pytest.mark.long
-def test_cluster_of_0_2_0_is_served_by_this_version(tmp_path: Path) -> None:
+def test_a_new_cluster_begins_at_the_newest_level_and_0_2_0_refuses_it(tmp_path: Path) -> None:
+    server = NatsServer(0, tmp_path / "nats.log").start()
+    broker = BrokerProcess(tmp_path / "data", server.url)
+    try:
+        broker.start()
+        assert level_of(broker) == (LATEST_LEVEL, LATEST_LEVEL, False, [])
+        levels = f"feature level {LATEST_LEVEL}, supported by all brokers: {LATEST_LEVEL}\n"
+        assert levels in natslog("cluster", "status", url=broker.url).stdout
+        with broker.client() as client:
+            client.create_stream("orders", "orders")
+            client.delete_stream("orders")
+        broker.terminate()
+        assert decode_state(RaftStore(broker.folder / "raft").snapshot.data).feature_level == LATEST_LEVEL
+        check_is_refused_by_0_2_0(broker)
+    finally:
+        broker.kill()
+        server.stop()
+
+
+def finalize_once_all_are_there(cluster: Cluster) -> None:
+    """While a broker is missing it is refused; then an operator is asked, and may decline."""
+    with cluster.client() as client:
+        assert client.cluster()["feature_level"] == 2
+        cluster.broker(3).kill()
+        eventually(lambda: client.cluster()["upgrade_waits_for"] == [3], what="broker 3 is missed")
+        with pytest.raises(UpgradeBlocked, match=r"broker 3 is not connected: start it, or remove it.*again"):
+            client.finalize_upgrade()
+        cluster.broker(3).start()
+        cluster.wait_in_sync()
+        eventually(lambda: client.cluster()["upgrade_waits_for"] == [])
+        code, printed = on_terminal("cluster", "finalize-upgrade", url=cluster.broker(2).url, types="n\n")
+        assert code != 0
+        assert "no broker" in printed.lower()
+        assert client.cluster()["feature_level"] == 2
+        code, printed = on_terminal("cluster", "finalize-upgrade", url=cluster.broker(2).url, types="y\n")
+        assert code == 0, printed
+        assert f"the feature level is {LATEST_LEVEL}" in printed
+
+
+@pytest.mark.long
+def test_cluster_of_0_2_0_is_served_by_this_version_and_finalized(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, ClusterOptions(settings=SMALL, has_leafnodes=True))
     try:
         for broker in cluster.brokers:
@@ -344,6 +331,11 @@ def test_cluster_of_0_2_0_is_served_by_this_version(tmp_path: Path) -> None:
         for broker in cluster.brokers:
             check_all_of_0_2_0(broker, THREE_0_2_0)
         check_state_beside_the_messages(cluster.nats_url)
+        finalize_once_all_are_there(cluster)
+        for broker in cluster.brokers:
+            eventually(lambda broker=broker: broker.json("/v1/cluster")["feature_level"] == LATEST_LEVEL)
+            orders = expected(THREE_0_2_0)["streams"]["orders"]["messages"]
+            assert answers_of(broker.url)["streams"]["orders"]["messages"] == orders
     finally:
         cluster.close()
 

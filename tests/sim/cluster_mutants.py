@@ -15,6 +15,7 @@ from natslog.cluster import controller, metadata, replica, roles, stream_changes
 from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal, StopBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
+from natslog.cluster.outcomes import RecentOutcomes
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import OpenCompanion
 from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
@@ -172,7 +173,9 @@ def decide_every_time(self: Metadata, proposal: Proposal) -> Outcome:
         outcome = Outcome(changed=self.apply(proposal.command))
     except NatslogError as error:
         outcome = Outcome(changed=False, error=error.to_json())
-    self.outcomes[proposal.id] = outcome
+    if self.answered is None:
+        self.answered = RecentOutcomes()
+    self.answered.keep(proposal, outcome)
     return outcome
 
 
@@ -202,9 +205,9 @@ def register_late(self: Metadata, broker: Any, after: str, lives: Any) -> bool:
     return _register(self, broker, after, lives)
 
 
-def edit_settings_only(record: StreamRecord, settings: StreamSettings, changed: Any, *, level: int) -> StreamRecord:
+def edit_settings_only(record: StreamRecord, settings: StreamSettings, changed: Any) -> StreamRecord:
     """Who was eligible under the former `min_isr` stays so."""
-    kept = _edited(record, settings, changed, level=level)
+    kept = _edited(record, settings, changed)
     return msgspec.structs.replace(kept, eligible=record.eligible)
 
 

@@ -14,7 +14,6 @@ import msgspec
 from natslog.cluster.commands import BrokerRecord, Command, Proposal, RegisterBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.features import OUTCOMES_BY_AGE
 from natslog.cluster.lease import Lease
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.stream_time import ClockReading
@@ -147,10 +146,6 @@ class Life:
     def has_time(self) -> bool:
         return True
 
-    @property
-    def level(self) -> int:
-        return self.state.feature_level
-
     def admits(self, broker: BrokerId, listed: Sequence[str]) -> bool:
         """Whether there may be a connection with the life whose folder lists these lives."""
         known = self.state.brokers.get(broker)
@@ -162,8 +157,7 @@ class Life:
 
     def command(self, command: Command) -> None:
         self.cluster.proposals += 1
-        named = f"{self.incarnation}:{self.cluster.proposals}"
-        self.propose(Proposal(id="" if self.state.feature_level >= OUTCOMES_BY_AGE else named, command=command))
+        self.propose(Proposal(id="", command=command))
 
     # ---- time ----
 

@@ -3,10 +3,10 @@
     v2 base_offset=… end_offset=… rows=… epoch=… max_timestamp_us=… ids_bytes=… header_bytes=… body_bytes=… crcs=…
     v1 base_offset=… rows=… epoch=… max_timestamp_us=… header_bytes=… body_bytes=… header_crc32c=… crc32c=…
 
-Format 2 is written from feature level 2 on. Its CRC32Cs are that of the header, with itself as zeros, then those of the
-body: up to the end of each column, and of all. Each of these continues the one before, so a column is proven by itself:
-its bytes lead from the CRC before it to its own. In format 1, the header's CRC is taken with both CRCs as zeros, and
-the other one continues it over the body.
+Batches of natslog 0.1.0 are of format 1, those that are written now of format 2. Its CRC32Cs are that of the header,
+with itself as zeros, then those of the body: up to the end of each column, and of all. Each of these continues the one
+before, so a column is proven by itself: its bytes lead from the CRC before it to its own. In format 1, the header's CRC
+is taken with both CRCs as zeros, and the other one continues it over the body.
 
 docs/FORMATS.md has every byte.
 """

@@ -24,7 +24,7 @@ _MARK = re.compile(
 class RunMark:
     """Offsets `[start, end)` are the rows of this batch of this producer; `batch` is the producer's own count.
 
-    `digest`: of the rows, in any order (`wire.row_hashes.content_digest`); None for runs of feature level 1.
+    `digest`: of the rows, in any order (`wire.row_hashes.content_digest`); None for runs of natslog 0.1.0.
     """
 
     producer: str

@@ -21,7 +21,7 @@ import msgspec
 
 from natslog import tracing
 from natslog.client.asking import Asker, in_path
-from natslog.errors import BatchConflict, InvalidRequest
+from natslog.errors import InvalidRequest
 from natslog.model import Appended, OnConflict, PartReceipt
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ class AppendAsker(Asker):
         Raises:
             BatchConflict: see `on_conflict`. PartsMissing: not all parts are staged any more: stage the batch again.
         """
-        body: dict[str, Any] = {"parts": [msgspec.to_builtins(part) for part in parts]}
-        if on_conflict != "fail":  # brokers of version 0.1.0 refuse it
-            body["on_conflict"] = on_conflict
+        body = {"parts": [msgspec.to_builtins(part) for part in parts], "on_conflict": on_conflict}
         timeout_s = max(self.options.timeout_s, _COMMIT_TIMEOUT_S)
         path = _path(name, producer, batch)
         patience: dict[str, Any] = {"timeout_s": timeout_s, "parts_within_s": parts_within_s}
@@ -110,14 +108,6 @@ class AppendAsker(Asker):
         ) as span:
             appended = self._json("POST", path, Appended, body=body, prefer=prefer, **patience)
             span.set(tracing.of_run(name, appended.start, appended.end))
-        if appended.duplicate and appended.start is None:
-            raise BatchConflict(
-                f"stream {name!r}: batch {batch} of {producer} is below its last one, so this broker (natslog 0.1.0) "
-                "has not appended it: the checkpoint was set back. Give the query a new checkpoint location, or "
-                "upgrade the broker, which can append it on request",
-                producer=producer,
-                batch=batch,
-            )
         return appended
 
     def abort_append(self, name: str, producer: str, batch: int) -> None:

@@ -39,7 +39,6 @@ from natslog.errors import (
     CorruptAnswer,
     CorruptLog,
     NatslogError,
-    NotFound,
     NotLeader,
     OffsetOutOfRange,
     PayloadTooLarge,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["FETCH_BYTES", "ClientOptions", "NatslogClient", "parse_servers"]
 
 FETCH_BYTES = 8 * 1024 * 1024
-_WHOLE_BATCHES = {  # as `exact=false`, which brokers of 0.1.0 refuse
+_WHOLE_BATCHES = {  # the first is as `exact=false`
     "Natslog-Batches": "whole",
     "Natslog-Columns": "whole",
 }
@@ -211,7 +210,7 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
         rack: str | None = None,
     ) -> dict[str, list[Split]]:
         """Committed ranges of several streams cut for parallel readers, with one request for each broker that has some
-        of them. Those that no broker can cut now are omitted, and all are with brokers of 0.1.0: `splits` says why.
+        of them. Those that no broker can cut now are omitted: `splits` says why.
 
         Args:
             ranges: at most one of each stream.
@@ -230,7 +229,7 @@ class NatslogClient(SecurityCalls, AppendAsker, CursorCalls, StreamCalls, Import
             body = limits | {"ranges": list(map(msgspec.to_builtins, wanted.values()))}
             try:
                 answer = self._json("POST", "/v1/splits", _SplitsOfSeveral, body=body, prefer=[url] if url else [])
-            except (NotFound, PayloadTooLarge):
+            except PayloadTooLarge:
                 break
             for name, splits in answer.splits.items():
                 if name in wanted and _covers(splits, wanted[name]):

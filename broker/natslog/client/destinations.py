@@ -96,11 +96,8 @@ class _Streams:
     def __init__(self, as_of: float, listed: list[dict[str, Any]]) -> None:
         self.as_of = as_of
         self._subjects = {body["name"]: subjects_of(body) for body in listed}
-        # A broker of natslog 0.1.0 states no `acks`: its streams ack replies.
-        self._bits = {
-            body["name"]: 0 if body.get("sealed") else _BITS.get(body.get("acks", "reply"), 0) for body in listed
-        }
-        self.unaware = _Patterns(one for body in listed if not body.get("envelopes") for one in subjects_of(body))
+        self._bits = {body["name"]: 0 if body["sealed"] else _BITS.get(body["acks"], 0) for body in listed}
+        self.unaware = _Patterns(one for body in listed if not body["envelopes"] for one in subjects_of(body))
         self._acking = {
             bit: _Patterns(one for name, acks in self._bits.items() if acks == bit for one in self._subjects[name])
             for bit in _BITS.values()

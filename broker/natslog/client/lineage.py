@@ -7,9 +7,7 @@ from typing import Any
 
 
 def lineage_in(shown: Mapping[str, Any]) -> dict[str, int]:
-    """Id of a stream → the offset up to which its positions are valid in this one, which was restored from an export.
-    Empty for brokers of older versions.
-    """
+    """Id of a stream → the offset up to which its positions are valid in this one, restored from an export."""
     listed = shown.get("lineage")
     forks = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return {

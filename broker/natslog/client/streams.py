@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +17,6 @@ from natslog.errors import (
     BrokerUnavailable,
     MetadataUnavailable,
     NatslogError,
-    NotFound,
     PayloadTooLarge,
     StreamNotFound,
     from_json,
@@ -26,11 +24,6 @@ from natslog.errors import (
 
 _SUBJECTS_OF_A_PAGE = 10_000
 _SEARCH_WITHIN_S = 60.0
-_WITHOUT_POSITIONS_S = 60.0
-_without_positions_until_s: dict[tuple[str, ...], float] = {}
-"""Servers that do not have the call, and the time from which it is tried again. Shared by all clients in this
-process.
-"""
 
 
 class StreamCalls(Asker):
@@ -77,26 +70,24 @@ class StreamCalls(Asker):
         Args:
             names: of streams; or those whose names match the glob `pattern`, or those of a group.
             seen: id and high watermark of each stream, as the caller has them.
-            wait_ms: wait so long until one of them differs. Brokers of 0.1.0 do not wait.
+            wait_ms: wait so long until one of them differs.
 
         Raises:
             BrokerUnavailable.
         """
-        if time.monotonic() >= _without_positions_until_s.get(self.servers, 0.0):
-            given = {"streams": names, "pattern": pattern, "group": group}
-            body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-            if wait_ms:
-                body |= {"seen": seen, "wait_ms": wait_ms}
-            timeout_s = self.options.timeout_s + wait_ms / 1000
-            try:
-                listed = self._json(
-                    "POST", "/v1/positions", list[Facts], body=body, judge=_unless_current, timeout_s=timeout_s
-                )
-                return [_newer_only(_checked(one)) for one in listed]
-            except (NotFound, PayloadTooLarge):  # the broker is of version 0.1.0, or the names are too many
-                _without_positions_until_s[self.servers] = time.monotonic() + _WITHOUT_POSITIONS_S
-        if names is None:
-            return self.streams(pattern=pattern, group=group, current=True)
+        given = {"streams": names, "pattern": pattern, "group": group}
+        body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if wait_ms:
+            body |= {"seen": seen, "wait_ms": wait_ms}
+        timeout_s = self.options.timeout_s + wait_ms / 1000
+        try:
+            listed = self._json(
+                "POST", "/v1/positions", list[Facts], body=body, judge=_unless_current, timeout_s=timeout_s
+            )
+            return [_newer_only(_checked(one)) for one in listed]
+        except PayloadTooLarge:  # the names, or what is known of the streams, are too many for one request
+            if names is None:
+                return self.streams(pattern=pattern, group=group, current=True)
         found = []
         for name in names:
             with contextlib.suppress(StreamNotFound):  # it is omitted

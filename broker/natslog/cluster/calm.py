@@ -43,7 +43,6 @@ class Calm:
             around.has_session,
             around.has_room,
             around.has_time,
-            around.level,
             frozenset(contact_ms),
         )
         self.away = frozenset(

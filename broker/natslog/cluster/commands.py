@@ -16,9 +16,9 @@ from natslog.model import BrokerId, Epoch, Fork, Offset, StreamId, StreamSetting
 
 class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`life` counts the starts of its process on the data folder `directory`; `is_draining`: it is to hold no replica.
-    `nonce`: of this start; "" at feature level 1. `tags`: streams may require them of the brokers that hold their
-    replicas; none at feature level 1. `is_stopping`: this life of it ends, so it becomes the leader of no stream; from
-    feature level 3 on.
+    `nonce`: of this start; "" where it was registered at feature level 1, and has not started since. `tags`: streams
+    may require them of the brokers that hold their replicas. `is_stopping`: this life of it ends, so it becomes the
+    leader of no stream; from feature level 3 on.
     """
 
     id: BrokerId
@@ -59,8 +59,7 @@ class RegisterBroker(
     msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True
 ):
     """A broker's new life. `after` names the life that ended gracefully immediately before it, so that its logs are
-    unchanged since then; "" otherwise (for example after a kill). `lives`: those that its folder had; empty at feature
-    level 1.
+    unchanged since then; "" otherwise (for example after a kill). `lives`: those that its folder had.
     """
 
     broker: BrokerRecord
@@ -88,10 +87,9 @@ class StopBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
 
 class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
     """`placement` names the brokers to hold it; the first leads. `owner`: its quotas count the stream. It begins at
-    `first_offset`. Both: level 2.
+    `first_offset`.
 
     An import creates it with `is_import`, and messages of `former_subjects` follow, of the last stream in `lineage`.
-    All three: level 2.
     """
 
     name: str
@@ -109,7 +107,7 @@ class CreateStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
 class EditStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`changed`: the fields of `settings` that count, so that two edits at once both hold; None: all. `subject` stands
     for all subjects. `id`, `if_version`: only the stream of this id is edited, and only if its settings are of this
-    version. Level 2.
+    version.
     """
 
     name: str
@@ -129,7 +127,7 @@ class PauseStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class PurgeStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Messages of the stream of this id below the offset `below` are removed; what was purged stays so. Level 2."""
+    """Messages of the stream of this id below the offset `below` are removed; what was purged stays so."""
 
     name: str
     id: StreamId
@@ -137,9 +135,7 @@ class PurgeStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class BeginImport(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """More of an export follows, perhaps with messages of `subjects`, into a stream that was imported and not resumed.
-    Level 2.
-    """
+    """More of an export follows, perhaps with messages of `subjects`, into a stream that was imported, not resumed."""
 
     name: str
     id: StreamId
@@ -147,7 +143,7 @@ class BeginImport(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class FinishImport(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """All of the export is there, of a stream with this lineage; `resumes`: messages are taken from now on. Level 2."""
+    """All of the export is there, of a stream with this lineage; `resumes`: messages are taken from now on."""
 
     name: str
     id: StreamId
@@ -156,7 +152,7 @@ class FinishImport(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 
 class SealStream(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Makes the stream permanently read-only. Level 2."""
+    """Makes the stream permanently read-only."""
 
     name: str
 
@@ -219,7 +215,7 @@ class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbi
 
 
 class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`broker` has created the logs of these streams on its disk, durably. Level 2."""
+    """`broker` has created the logs of these streams on its disk, durably."""
 
     broker: BrokerId
     incarnation: str
@@ -227,7 +223,7 @@ class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 
 class CreateCompanion(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The stream gets a companion log, as `broker`, which leads it in `epoch`, requests. Level 2."""
+    """The stream gets a companion log, as `broker`, which leads it in `epoch`, requests."""
 
     stream_id: StreamId
     broker: BrokerId
@@ -235,7 +231,7 @@ class CreateCompanion(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbi
 
 
 class HoldCompanions(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """As `HoldReplicas`, of the companion logs of these streams. Level 2."""
+    """As `HoldReplicas`, of the companion logs of these streams."""
 
     broker: BrokerId
     incarnation: str
@@ -243,7 +239,7 @@ class HoldCompanions(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid
 
 
 class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """`broker` stops gracefully: it leaves these in-sync replicas, and keeps its eligibility. Level 2."""
+    """`broker` stops gracefully: it leaves these in-sync replicas, and keeps its eligibility."""
 
     broker: BrokerId
     incarnation: str
@@ -259,7 +255,7 @@ class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 class ResizeReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Another number of replicas, on the brokers of `target`; it and `min_isr` are in force when those are in sync.
-    `id`, `if_version`: as in `EditStream`. Level 2.
+    `id`, `if_version`: as in `EditStream`.
     """
 
     name: str
@@ -295,7 +291,7 @@ class DropCursor(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
 
 
 class DropMovedCursors(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """All cursors of the metadata are stored in the stream `__cursors`. Level 2."""
+    """Of natslog 0.2.0, after it has finalized an upgrade from level 1. It may be in the log, and changes nothing."""
 
 
 class FinalizeUpgrade(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -344,7 +340,7 @@ def needs_room(command: Command) -> bool:
     """
     if isinstance(command, EditStream):
         return command.changed is None or not set(command.changed) <= _RETENTION
-    return isinstance(command, CreateStream | SetCursor | CreateToken | AddRule | AssignRole | SetQuota)
+    return isinstance(command, CreateStream | CreateToken | AddRule | AssignRole | SetQuota)
 
 
 BackgroundCommand: TypeAlias = (
@@ -369,13 +365,11 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """A command, and the client that requests it.
 
     Attributes:
-        id: names the request: a repeated request has the outcome of the first one. "" (from feature level 2 on): it is
-        a
-            `BackgroundCommand`, and its outcome is not kept.
+        id: names the request: a repeated request has the outcome of the first one. "": it is a `BackgroundCommand`, and
+            its outcome is not kept.
         client: the client; the outcomes of one client never displace those of another. `elapsed_ms`: on the metadata
-        leader's
-            monotonic clock since its last proposal; set by that leader. `address`: where the request came from. All
-            three from feature level 2 on.
+            leader's monotonic clock since its last proposal; set by that leader. `address`: where the request came
+            from.
     """
 
     id: str

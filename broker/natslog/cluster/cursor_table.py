@@ -21,7 +21,7 @@ import msgspec
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CursorRecord, cursor_key, moved, of_present_stream
 from natslog.cluster.metadata import Metadata
-from natslog.cluster.storage_quotas import require_cursor_beside
+from natslog.cluster.storage_quotas import require_cursor
 from natslog.errors import CursorNotFound, NatslogError, TooManyCursors
 from natslog.security.records import Quota, quota_of
 
@@ -133,14 +133,6 @@ class Changes:
         self._made.add(request)
         return found
 
-    def add_missing(self, cursors: Iterable[CursorRecord]) -> None:
-        """Cursors of the metadata that are not in the table yet."""
-        for cursor in cursors:
-            key = cursor_key(cursor.consumer, cursor.stream)
-            if key not in self._table.cursors and key not in self._pending and _exists(self._state, cursor):
-                self._replace(key, cursor)
-                self.rows.append((key, CursorRow(cursor=cursor)))
-
     def _known(self, key: str) -> CursorRecord | None:
         found = self._raw(key)
         return found if found is not None and _exists(self._state, found) else None
@@ -183,7 +175,7 @@ class Changes:
         security = self._state.security
         quota = Quota() if security is None or not change.owner else quota_of(security, change.owner)
         if quota.cursors is not None:
-            require_cursor_beside(quota, change.owner, self._owned_by(change.owner))
+            require_cursor(quota, change.owner, self._owned_by(change.owner))
 
     def _owned_by(self, owner: str) -> int:
         if self._owned is None:

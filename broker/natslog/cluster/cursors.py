@@ -12,8 +12,6 @@ from natslog.cluster.commands import SetCursor
 from natslog.errors import StreamRecreated
 from natslog.model import Offset, StreamId, StreamRecord, beyond_fork, fork_offset
 
-MAX_CURSORS = 1000
-"""In a cluster. Each costs some 200 bytes of every broker's memory and snapshot."""
 CONSUMER_PREFIX = "jetstream:"
 """A cursor whose name begins so is a JetStream consumer: it is only shown. Names of other cursors have no colon."""
 

@@ -20,6 +20,22 @@ _proposals = msgspec.msgpack.Decoder(Proposal)
 _states = msgspec.msgpack.Decoder(Metadata)
 
 
+class _FormerState(msgspec.Struct):
+    """The fields of a state that are of level 1, and its level, which is absent there. Other fields are skipped.
+
+    natslog 0.2.0 empties them when the upgrade is finalized: the outcomes with the next command, the cursors once they
+    are copied.
+    """
+
+    feature_level: int = 1
+    cursors: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
+    cursor_outcomes: dict[str, Any] = {}
+
+
+_former_states = msgspec.msgpack.Decoder(_FormerState)
+
+
 def encode_state(state: Metadata) -> bytes:
     return _encode(state)
 
@@ -28,8 +44,16 @@ def decode_state(data: bytes) -> Metadata:
     """The state of a snapshot; an empty one for the snapshot before the first. Raises UpgradeRequired."""
     if not data:
         return Metadata(cluster_id="")
-    state: Metadata = _decoded(_states, data, "the state of the metadata")
-    require_supported(state.feature_level, "the metadata")
+    what = "the state of the metadata"
+    former: _FormerState = _decoded(_former_states, data, what)
+    require_supported(former.feature_level, "the metadata")
+    if former.cursors or former.outcomes or former.cursor_outcomes:
+        raise UpgradeRequired(
+            "the last snapshot of the metadata was stored before natslog 0.2.0 had completed the change to feature "
+            "level 2. Start natslog 0.2.0 again, and make 1,024 changes of the metadata (docs/OPERATIONS.md, Upgrade "
+            "from 0.1.0, has the commands), then start this version. The broker stops; nothing was changed"
+        )
+    state: Metadata = _decoded(_states, data, what)
     return state
 
 

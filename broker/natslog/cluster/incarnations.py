@@ -1,7 +1,7 @@
 """Incarnations: the names of the lives of brokers' data folders, and which life may follow which.
 
-    directory.life           as natslog 0.1.0 registers one, and every version at feature level 1
-    directory.life.nonce     from level 2 on: `nonce` is random and new at each start
+    directory.life.nonce     `nonce` is random and new at each start
+    directory.life           as it was registered at feature level 1; valid until the next start of that broker
 
 Theory of operation. Every start on a folder is a separate life. A folder lists its lives, each before that life is
 registered, so the registered life is in the list of its folder. It is not in the list of a copy that was made before
@@ -15,9 +15,6 @@ from collections.abc import Sequence
 
 from natslog.cluster.commands import BrokerRecord
 from natslog.errors import InvalidRequest, OutdatedFolder
-
-NONCE_LEVEL = 2
-"""The feature level from which on lives are registered with their nonces."""
 
 
 def is_life(registered: str, started: str) -> bool:
@@ -34,7 +31,7 @@ def is_former_life(asked: str, known: str) -> bool:
 
 
 def check_follows(known: BrokerRecord | None, broker: BrokerRecord, lives: Sequence[str]) -> None:
-    """At feature level 2: whether this life may be registered after the one that is.
+    """Whether this life may be registered after the one that is.
 
     Args:
         lives: those that the folder had.
@@ -43,9 +40,7 @@ def check_follows(known: BrokerRecord | None, broker: BrokerRecord, lives: Seque
         OutdatedFolder: the folder is an older copy, or it was replaced. InvalidRequest: it has no nonce.
     """
     if not broker.nonce:
-        raise InvalidRequest(
-            f"the cluster is at feature level {NONCE_LEVEL}: register {broker.incarnation} with a nonce"
-        )
+        raise InvalidRequest(f"register {broker.incarnation} with a nonce")
     if known is None or broker.incarnation == known.incarnation:
         return
     if broker.directory in known.former_directories:

@@ -1,4 +1,4 @@
-"""The metadata state machine: brokers, streams, tombstones, cursors. `apply(command)` is all that ever changes it.
+"""The metadata state machine: brokers, streams, tombstones. `apply(command)` is all that ever changes it.
 
 Deterministic: the same commands in the same order give the same state everywhere; ids, times and placements are decided
 by the proposer and are part of the command. A refused command raises and changes nothing. The commands come out of the
@@ -8,7 +8,6 @@ Invariants. A stream's id is never used twice. Files belong to a replica or to a
 alone. A leader is in the ISR, the ISR within the replicas; a new leader has a higher epoch. Whoever holds all that is
 committed is in `isr` or `eligible`: a change of the ISR that leaves fewer than `min_isr` makes those who go eligible.
 A broker that has announced its stop is appointed to no stream until its next life is registered.
-A cursor belongs to a stream that exists, by its present id.
 """
 
 from __future__ import annotations
@@ -57,20 +56,12 @@ from natslog.cluster.commands import (
     Tombstone,
     tombstone_key,
 )
-from natslog.cluster.cursors import MAX_CURSORS, CursorRecord, cursor_key, moved, of_present_stream
-from natslog.cluster.features import (
-    COMPANION_LEVEL,
-    CURSORS_LEVEL,
-    FIRST_LEVEL,
-    FORMER_SUBJECTS_LEVEL,
-    OUTCOMES_BY_AGE,
-    SETTINGS_VERSION_LEVEL,
-)
-from natslog.cluster.incarnations import NONCE_LEVEL, check_follows
+from natslog.cluster.features import FIRST_LEVEL
+from natslog.cluster.incarnations import check_follows
 from natslog.cluster.outcomes import RecentOutcomes
 from natslog.cluster.security_changes import changed_security
 from natslog.cluster.security_commands import SecurityCommand
-from natslog.cluster.storage_quotas import require_cursor, require_stream
+from natslog.cluster.storage_quotas import require_stream
 from natslog.cluster.stream_changes import (
     check_target,
     created_by_import,
@@ -95,34 +86,24 @@ from natslog.cluster.stream_changes import (
     without,
 )
 from natslog.cluster.stream_index import StreamIndex
-from natslog.errors import (
-    CursorNotFound,
-    InvalidRequest,
-    NatslogError,
-    NotReady,
-    Overloaded,
-    StreamConflict,
-    StreamNotFound,
-    TooManyCursors,
-)
+from natslog.errors import InvalidRequest, NatslogError, NotReady, Overloaded, StreamConflict, StreamNotFound
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
-from natslog.security.records import ALL_SUBJECTS, Quota, Security, quota_of
+from natslog.security.records import Quota, Security, quota_of
 
 FIRST_EPOCH = Epoch(1)
-_OUTCOMES_KEPT = 1000  # at level 1
 
 
 class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
     """The state. `version` counts commands that changed something.
 
     Attributes:
-        outcomes: at level 1, of the last proposals, by their ids, so that a retry is applied once. `cursor_outcomes`:
-            those that set cursors: they come all the time, and must not push the others out.
-        cursors: by `cursor_key`.
         feature_level: what may be written, see `features`.
-        answered: from level 2 on, outcomes by age.
+        answered: outcomes by age, so that a repeated request is applied once; None before the first one.
         security: None: it is not enabled, and every request is permitted.
-        cursors_moved: cursors are in the stream `__cursors`; those in `cursors` are still to be copied there.
+        cursors_moved: always: cursors are in the stream `__cursors`.
+
+    The level and `cursors_moved` are always written (a value with a factory never counts as the default): for natslog
+    0.2.0 the absence of one means level 1.
     """
 
     cluster_id: str
@@ -130,13 +111,10 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     brokers: dict[BrokerId, BrokerRecord] = {}
     streams: dict[str, StreamRecord] = {}
     tombstones: dict[str, Tombstone] = {}
-    outcomes: dict[str, Outcome] = {}
-    cursors: dict[str, CursorRecord] = {}
-    cursor_outcomes: dict[str, Outcome] = {}
-    feature_level: int = FIRST_LEVEL
+    feature_level: int = msgspec.field(default_factory=lambda: FIRST_LEVEL)
     answered: RecentOutcomes | None = None
     security: Security | None = None
-    cursors_moved: bool = False
+    cursors_moved: bool = msgspec.field(default_factory=lambda: True)
 
     def stream(self, name: str) -> StreamRecord:
         """Raises StreamNotFound."""
@@ -157,39 +135,14 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         """The streams whose subjects overlap those of the settings."""
         return [self.streams[name] for name in sorted(self.index.recording(settings.subjects))]
 
-    def cursor(self, consumer: str, stream: str) -> CursorRecord:
-        """Raises StreamNotFound, CursorNotFound."""
-        self.stream(stream)
-        found = self.cursors.get(cursor_key(consumer, stream))
-        if found is None:
-            raise CursorNotFound(
-                f"consumer {consumer!r} has no cursor on stream {stream!r}", consumer=consumer, stream=stream
-            )
-        return found
-
     def outcome_of(self, proposal_id: str) -> Outcome | None:
         """The outcome of a proposal that was applied recently."""
-        known = self.outcomes.get(proposal_id) or self.cursor_outcomes.get(proposal_id)
-        return known if known is not None or self.answered is None else self.answered.find(proposal_id)
+        return None if self.answered is None else self.answered.find(proposal_id)
 
     def decide(self, proposal: Proposal) -> Outcome:
         """Applies it, unless it was applied before: a retry gets the outcome of the first time."""
-        if self.feature_level >= OUTCOMES_BY_AGE:
-            return self._decide_by_age(proposal)
-        known = self.outcome_of(proposal.id)
-        if known is not None:
-            return known
-        outcome = self._outcome(proposal.command)
-        kept = self.cursor_outcomes if isinstance(proposal.command, SetCursor) else self.outcomes
-        kept[proposal.id] = outcome
-        while len(kept) > _OUTCOMES_KEPT:
-            del kept[next(iter(kept))]
-        return outcome
-
-    def _decide_by_age(self, proposal: Proposal) -> Outcome:
         if self.answered is None:
-            self.answered = RecentOutcomes.following(self.outcomes, self.cursor_outcomes)
-            self.outcomes, self.cursor_outcomes = {}, {}
+            self.answered = RecentOutcomes()
         answered = self.answered
         answered.advance(proposal.elapsed_ms)
         if not proposal.id:
@@ -219,8 +172,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             Whether anything changed (a command applied before changes nothing).
 
         Raises:
-            StreamNotFound, StreamConflict, StreamRecreated, CursorNotFound, TooManyCursors, InvalidRequest,
-                OutdatedFolder: the command is refused; nothing changed.
+            StreamNotFound, StreamConflict, StreamRecreated, InvalidRequest, OutdatedFolder: the command is refused;
+                nothing changed.
         """
         changed = self._apply(command)
         self.version += changed
@@ -252,33 +205,16 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return self._create_companion(self.index.by_id.get(command.stream_id), command)
             case ChangeIsrs() | AppointLeaders() | MoveReplicas() | ResizeReplicas() | FinishMoves():
                 return self._apply_to_replicas(command)
-            case SetCursor():
-                return self._set_cursor(command)
-            case DropCursor(consumer=consumer, stream=stream):
-                self._require_cursors_here()
-                self.cursor(consumer, stream)
-                del self.cursors[cursor_key(consumer, stream)]
-                return True
-            case DropMovedCursors():
-                had_some = self.cursors_moved and bool(self.cursors)
-                if had_some:
-                    self.cursors = {}
-                return had_some
             case FinalizeUpgrade(level=level):
-                return self._raise_level(level)
+                is_raised = level > self.feature_level
+                self.feature_level = max(level, self.feature_level)
+                return is_raised
+            case SetCursor() | DropCursor():  # natslog 0.2.0 may have proposed it while the upgrade was finalized
+                raise NotReady("the cursors were moved to the stream __cursors meanwhile: repeat the request")
+            case DropMovedCursors():
+                return False
             case _:
                 assert_never(command)
-
-    def _raise_level(self, level: int) -> bool:
-        if level <= self.feature_level:
-            return False
-        if self.feature_level < FORMER_SUBJECTS_LEVEL <= level:  # before, changes of the subject were not recorded
-            for record in list(self.streams.values()):
-                self._replace(msgspec.structs.replace(record, former_subjects=(ALL_SUBJECTS,)))
-        if self.feature_level < CURSORS_LEVEL <= level:
-            self.cursors_moved = True
-        self.feature_level = level
-        return True
 
     # ---- brokers ----
 
@@ -315,8 +251,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         (A life that is not known here may lie between the registered one and one that ended in order.)
         """
         known = self.brokers.get(broker.id)
-        if self.feature_level >= NONCE_LEVEL:
-            check_follows(known, broker, lives)
+        check_follows(known, broker, lives)
         if known is None:
             self.brokers[broker.id] = broker
             return True
@@ -407,7 +342,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
             _require_unchanged(record, command)
         match command:
             case EditStream(settings=settings, changed=changed):
-                after = edited(record, settings, changed, level=self.feature_level)
+                after = edited(record, settings, changed)
                 if set(after.settings.subjects) - set(record.settings.subjects):
                     require_own_subjects(record.name, after.settings, self._recording(after.settings))
                 if after.settings.max_bytes != record.settings.max_bytes:
@@ -428,16 +363,12 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
                 return msgspec.structs.replace(record, sealed=True)
 
     def _delete(self, record: StreamRecord, deleted_us: int) -> None:
-        """With its cursors: their positions are not valid in another stream of that name."""
         self._entomb(record, record.replicas, deleted_us)
         self.index.remove(self.streams.pop(record.name))
-        for key in [key for key, cursor in self.cursors.items() if cursor.stream == record.name]:
-            del self.cursors[key]
 
     def _replace(self, record: StreamRecord) -> bool:
         before = self.streams[record.name]
-        if self.feature_level >= SETTINGS_VERSION_LEVEL:
-            record = with_settings_version(before, record)
+        record = with_settings_version(before, record)
         self.index.replace(before, record)
         self.streams[record.name] = record
         return before != record
@@ -446,30 +377,6 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
         for broker in brokers:
             tombstone = Tombstone(id=record.id, name=record.name, deleted_us=deleted_us, broker=broker)
             self.tombstones[tombstone.key] = tombstone
-
-    # ---- cursors ----
-
-    def _require_cursors_here(self) -> None:
-        """Raises NotReady: the request came while the cursors were moved to their stream."""
-        if self.cursors_moved:
-            raise NotReady("the cursors were moved to the stream __cursors meanwhile: repeat the request")
-
-    def _set_cursor(self, command: SetCursor) -> bool:
-        self._require_cursors_here()
-        record = self.stream(command.stream)
-        command = of_present_stream(command, record)
-        key = cursor_key(command.consumer, command.stream)
-        known = self.cursors.get(key)
-        if known is None and len(self.cursors) >= MAX_CURSORS:
-            raise TooManyCursors(
-                f"there are {MAX_CURSORS} cursors already, and no more are kept: natslog cursor ls shows those that "
-                "have not been moved for a long time, natslog cursor rm removes one",
-                limit=MAX_CURSORS,
-            )
-        if known is None:
-            require_cursor(self._quota_of(command.owner), command.owner, self.cursors.values())
-        self.cursors[key] = moved(known, command)
-        return self.cursors[key] != known
 
     # ---- replicas ----
 
@@ -554,7 +461,7 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _create_companion(self, record: StreamRecord | None, command: CreateCompanion) -> bool:
         """With another version: a change of the ISR that was decided without the companion log is void."""
-        if record is None or record.has_companion or self.feature_level < COMPANION_LEVEL:
+        if record is None or record.has_companion:
             return False
         if (record.leader, record.leader_epoch) != (command.broker, command.epoch):
             return False

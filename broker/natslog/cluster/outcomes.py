@@ -1,4 +1,4 @@
-"""Outcomes of requests, kept by age, so that a repeated request is applied once (feature level 2).
+"""Outcomes of requests, kept by age, so that a repeated request is applied once.
 
 Theory of operation. An outcome is removed when it is older than the retry window, and for no other reason: no client
 can displace another's. Age is counted in the log's own time. Each proposal carries the milliseconds that passed on the
@@ -13,8 +13,6 @@ their window is shorter. It covers the time in which a broker repeats a proposal
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import msgspec
 
@@ -80,15 +78,6 @@ class RecentOutcomes(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     now_ms: int = 0
     requests: Window = msgspec.field(default_factory=Window)
     cursors: Window = msgspec.field(default_factory=Window)
-
-    @classmethod
-    def following(cls, outcomes: Mapping[str, Outcome], cursor_outcomes: Mapping[str, Outcome]) -> RecentOutcomes:
-        """With the outcomes that were kept at level 1."""
-        answered = cls()
-        for window, former in ((answered.requests, outcomes), (answered.cursors, cursor_outcomes)):
-            for proposal_id, outcome in former.items():
-                window.add(proposal_id, KeptOutcome(at_ms=0, outcome=outcome))
-        return answered
 
     def find(self, proposal_id: str) -> Outcome | None:
         kept = self.requests.kept.get(proposal_id) or self.cursors.kept.get(proposal_id)

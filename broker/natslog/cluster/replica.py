@@ -359,7 +359,7 @@ class Replica:
             return False
         self._is_leaving = True  # fetching on, it would be proposed for the ISR again
         is_needed = self.me in record.isr and len(record.isr) <= record.settings.min_isr
-        return self.me in record.isr and not is_needed and self._surroundings.level >= 2
+        return self.me in record.isr and not is_needed
 
     def successor(self, stopping: Collection[BrokerId]) -> BrokerId | None:
         """An in-sync replica that this leader may hand its leadership to before the broker stops.
@@ -667,8 +667,8 @@ class Replica:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the metadata knows that the log exists on this disk, as far as the level provides for it."""
-        return self._surroundings.level < 2 or (self.record is not None and self.me in self.record.holders)
+        """Whether the metadata states that the log exists on this disk."""
+        return self.record is not None and self.me in self.record.holders
 
     def _fits(self) -> bool:
         """Whether the present role is the one that the record asks for."""
@@ -753,9 +753,7 @@ class Replica:
             return SetAside() if self._may_repair(record) else None
         if state.problem is not None and isinstance(state.problem, CorruptLog):
             return None  # one replica: an operator has to restore it
-        return Open(
-            must_exist=self._surroundings.level >= 2 and self.me in record.holders and self.me in record.candidates
-        )
+        return Open(must_exist=self.me in record.holders and self.me in record.candidates)
 
     def _step_of_idle(self) -> Step | None:
         record = self.record

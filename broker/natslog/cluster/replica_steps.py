@@ -56,10 +56,6 @@ class Surroundings(Protocol):
     def has_time(self) -> bool:
         """Whether enough of the cluster's clocks are known to determine the time."""
 
-    @property
-    def level(self) -> int:
-        """The cluster's feature level."""
-
 
 # ---- states ----
 

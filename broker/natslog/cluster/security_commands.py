@@ -1,4 +1,4 @@
-"""Commands about security (feature level 2): their form is stored and sent, tags included."""
+"""Commands about security: their form is stored and sent, tags included."""
 
 from __future__ import annotations
 

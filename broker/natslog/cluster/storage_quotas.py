@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from natslog.cluster.cursors import CursorRecord
 from natslog.cluster.stream_changes import wanted_replicas
 from natslog.errors import StorageQuotaExceeded
 from natslog.model import StreamRecord, StreamSettings
@@ -48,13 +47,7 @@ def _reserved(settings: StreamSettings, replicas: int) -> int:
     return (settings.max_bytes or 0) * replicas
 
 
-def require_cursor(quota: Quota, owner: str, cursors: Iterable[CursorRecord]) -> None:
-    """Raises StorageQuotaExceeded: the owner may not have another cursor."""
-    if quota.cursors is not None:
-        require_cursor_beside(quota, owner, sum(one.owner == owner for one in cursors))
-
-
-def require_cursor_beside(quota: Quota, owner: str, count: int) -> None:
+def require_cursor(quota: Quota, owner: str, count: int) -> None:
     """Raises StorageQuotaExceeded: the owner has this many cursors, and may not have another one."""
     if quota.cursors is not None and count >= quota.cursors:
         raise StorageQuotaExceeded(

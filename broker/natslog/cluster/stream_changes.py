@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from natslog.cluster.commands import BeginImport, CreateStream, FinishImport
-from natslog.cluster.features import STREAM_CHANGES_LEVEL
 from natslog.errors import (
     InvalidRequest,
     OffsetOutOfRange,
@@ -72,21 +71,6 @@ def no_longer_held(record: StreamRecord, brokers: Iterable[BrokerId]) -> StreamR
 
 
 # ---- settings ----
-
-
-def fixed_settings(level: int) -> tuple[str, ...]:
-    """Settings that such an edit cannot change: the number of replicas changes with their places (`resized`). At level
-    1, `group` and `min_isr` are fixed, too.
-    """
-    return ("replicas",) if level >= STREAM_CHANGES_LEVEL else ("group", "replicas", "min_isr")
-
-
-def cannot_be_edited(setting: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"the {setting} of a stream cannot be edited before all brokers are of this version, and the upgrade is "
-        "finalized (natslog cluster finalize-upgrade)",
-        setting=setting,
-    )
 
 
 def with_settings_version(before: StreamRecord, after: StreamRecord) -> StreamRecord:
@@ -156,16 +140,13 @@ def _require_removable(record: StreamRecord, setting: str, done: str) -> None:
         )
 
 
-def edited(
-    record: StreamRecord, settings: StreamSettings, changed: tuple[str, ...] | None, *, level: int
-) -> StreamRecord:
+def edited(record: StreamRecord, settings: StreamSettings, changed: tuple[str, ...] | None) -> StreamRecord:
     """Raises InvalidRequest, StreamSealed."""
     if changed is not None:
         fields = (*changed, "more_subjects") if "subject" in changed else changed
         settings = msgspec.structs.replace(record.settings, **{name: getattr(settings, name) for name in fields})
-    for name in fixed_settings(level):
-        if getattr(settings, name) != getattr(record.settings, name):
-            raise cannot_be_edited(name)
+    if settings.replicas != record.settings.replicas:
+        raise InvalidRequest("the number of replicas changes with their places, not with other settings")
     for name in PROTECTIONS:
         if getattr(record.settings, name) and not getattr(settings, name):
             raise InvalidRequest(
@@ -180,7 +161,7 @@ def edited(
     if settings == record.settings:
         return record
     removed = [subject for subject in record.settings.subjects if subject not in settings.subjects]
-    if level >= STREAM_CHANGES_LEVEL and removed:
+    if removed:
         former = dict.fromkeys((*record.former_subjects, *removed))
         record = msgspec.structs.replace(record, former_subjects=_bounded(tuple(former)))
     was, min_isr = record.settings.min_isr, settings.min_isr

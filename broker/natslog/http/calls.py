@@ -512,7 +512,7 @@ CALLS: dict[str, dict[str, Call]] = {
             ),
         ),
         "post": Call(
-            "Set many cursors: all, or none where one is refused (feature level 2)",
+            "Set many cursors: all, or none where one is refused",
             shapes.CursorsSet,
             body=shapes.NewCursors,
             statuses=(404, *_CHANGE),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from typing import Any, TypeGuard
 
@@ -29,7 +28,7 @@ from natslog.http.shapes import shape_response
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.log_levels import Levels
-from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER, refusal_for_protocol_1
+from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER
 from natslog.node.peers.link_socket import LinkSocket
 from natslog.node.peers.links import serve_link
 from natslog.node.peers.reception import HANDSHAKE_S
@@ -74,10 +73,7 @@ async def link(request: web.Request) -> web.StreamResponse:
     """Another broker opens its link: `handshake`, the last step."""
     _require_certificate(request)
     cluster = request.app[BROKER].cluster
-    opened = request.headers.get(LINK_HEADER)
-    if opened is None:
-        return await _refuse_protocol_1(request)
-    peer, session = cluster.reception.admitted(opened)
+    peer, session = cluster.reception.admitted(request.headers.get(LINK_HEADER, ""))
     connection_of(request).proved()
     key, transport = request.headers.get("Sec-WebSocket-Key", ""), request.transport
     if transport is None or not key or request.headers.get("Upgrade", "").lower() != "websocket":
@@ -87,20 +83,6 @@ async def link(request: web.Request) -> web.StreamResponse:
         socket.take_over(transport, request.protocol, key)
         await serve_link(cluster, socket, peer)
     return web.Response()  # which is not sent: the connection is closed
-
-
-async def _refuse_protocol_1(request: web.Request) -> web.WebSocketResponse:
-    """The broker reads only the end of the WebSocket."""
-    cluster, address = request.app[BROKER].cluster, request.remote or ""
-    socket = web.WebSocketResponse(max_msg_size=_MAX_REFUSED_BYTES, compress=False, timeout=1.0)
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        async with cluster.reception.place(address):
-            await socket.prepare(request)
-            error, frame = refusal_for_protocol_1(f"a broker at {address}")
-            cluster.refused(error)
-            await socket.send_bytes(frame)
-            await socket.close()
-    return socket
 
 
 @routes.get("/v1/cluster")

@@ -87,7 +87,7 @@ def _question(request: web.Request, stream: HostedStream) -> Question:
 
 
 def _wants_exact_rows(request: web.Request, values: dict[str, str]) -> bool:
-    """By the parameter; by a header in requests that may arrive at a broker of 0.1.0, which refuses the parameter."""
+    """By the parameter; or by a header, which Python clients send."""
     stated = values.get("exact", "false" if request.headers.get("Natslog-Batches") == "whole" else "true")
     if stated not in ("true", "false"):
         raise InvalidRequest(f"exact {stated[:40]!r} must be true or false", parameter="exact")

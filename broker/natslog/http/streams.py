@@ -8,7 +8,6 @@ from typing import Any
 from aiohttp import web
 from msgspec import UNSET
 
-from natslog.cluster.features import BATCH_FORMAT_LEVEL, ENVELOPES_LEVEL
 from natslog.cluster.stream_changes import importing, require_version
 from natslog.errors import InvalidRequest, NatslogError, OffsetOutOfRange, StreamConflict, StreamNotFound
 from natslog.http import shapes
@@ -53,7 +52,7 @@ def shown_stream(broker: Broker, record: StreamRecord, position: dict[str, int] 
         settings_version=record.settings_version,
         paused=record.paused,
         sealed=record.sealed,
-        envelopes=broker.cluster.state.feature_level >= ENVELOPES_LEVEL,
+        envelopes=True,
         former_subjects=list(record.former_subjects),
         lineage=list(record.lineage),
         import_state=record.import_state,
@@ -69,7 +68,7 @@ def shown_stream(broker: Broker, record: StreamRecord, position: dict[str, int] 
         shown.problem = problem_of(broker, record)
         return shown
     set_position(shown, position)
-    if "compressed" in position:  # brokers of 0.1.0 do not state it
+    if "compressed" in position:
         shown.compressed = _shown_compression(position["compressed"], position["uncompressed"])
     stream = broker.streams.get(record.name)
     if stream is not None and (problem := stream.problem or stream.scrub_problem) is not None:
@@ -100,7 +99,7 @@ def set_position(shown: shapes.Stream | shapes.Position, position: dict[str, int
     shown.leader_epoch = position["leader_epoch"]
     shown.log_start_offset = position["log_start_offset"]
     shown.high_watermark = position["high_watermark"]
-    if isinstance(shown, shapes.Stream) and "messages" in position:  # brokers of 0.1.0 do not state it
+    if isinstance(shown, shapes.Stream):
         shown.messages = position["messages"]
     shown.bytes = position["bytes"]
     shown.segments = position["segments"]
@@ -289,8 +288,6 @@ async def repair_stream(request: web.Request) -> web.Response:
             parameter="accept_loss",
         )
     record = await broker.record(request.match_info["name"])
-    if broker.cluster.state.feature_level < BATCH_FORMAT_LEVEL:
-        raise InvalidRequest("accepting a loss requires feature level 2: run natslog cluster finalize-upgrade")
     found = await broker.change_cluster(broker.scrubber.repairs.accept_loss_everywhere(record))
     replicas = [
         shapes.ReplicaLoss(one["broker"], problem=one["problem"])

@@ -108,14 +108,11 @@ def _close(row: npt.NDArray[np.int64]) -> None:
     row[HEADER_LEN], row[PAYLOAD], row[PAYLOAD_LEN] = 0, row[PAYLOAD] - size_bytes, row[PAYLOAD_LEN] + size_bytes
 
 
-def split_envelopes(
-    frames: Frames, *, reads: bool, max_message_bytes: int | None = None
-) -> Iterator[tuple[Received, bool]]:
+def split_envelopes(frames: Frames, *, max_message_bytes: int | None = None) -> Iterator[tuple[Received, bool]]:
     """The messages in order: envelopes one by one, those between them together. The second value: whether this is one
     message that begins as an envelope and is stored as it is.
 
     Args:
-        reads: whether envelopes are stored as rows at the present feature level.
         max_message_bytes: rows that would become larger do not get the trace context of their envelope; None: no limit.
     """
     marks = np.zeros(len(frames.rows), np.bool_)
@@ -130,13 +127,13 @@ def split_envelopes(
         if at > start:
             yield Frames(frames.buffer, frames.rows[start:at]), False
         start = at + 1
-        received, begins = _read(Frames(frames.buffer, frames.rows[at:start]), reads, max_message_bytes)
+        received, begins = _read(Frames(frames.buffer, frames.rows[at:start]), max_message_bytes)
         yield received, begins and isinstance(received, Frames)
     if start < len(frames.rows):
         yield Frames(frames.buffer, frames.rows[start:]), False
 
 
-def _read(frames: Frames, reads: bool, max_message_bytes: int | None) -> tuple[Received, bool]:
+def _read(frames: Frames, max_message_bytes: int | None) -> tuple[Received, bool]:
     """Of one message; and whether its payload begins as an envelope."""
     row, buffer = frames.rows[0], frames.buffer
     headers = _headers(buffer[row[PAYLOAD] - row[HEADER_LEN] : row[PAYLOAD]].tobytes())
@@ -147,8 +144,6 @@ def _read(frames: Frames, reads: bool, max_message_bytes: int | None) -> tuple[R
     try:
         if not begins:
             raise InvalidRequest(f"the payload does not begin as that of an envelope does: {payload[:16].hex()}")
-        if not reads:
-            raise InvalidRequest("envelopes are stored from feature level 2 on: run natslog cluster finalize-upgrade")
         message_id = _id(headers.get("Nats-Msg-Id"))
         rows = _rows(payload[len(OPENING) :], subject.tobytes().decode(), _traceparent(headers), max_message_bytes)
         correlation_id = headers.get("Natslog-Correlation-Id", "")

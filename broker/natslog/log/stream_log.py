@@ -228,8 +228,9 @@ class StreamLog:
         self,
         rows: RowBuffers,
         now_us: int,
-        batch_format: int = LATEST_FORMAT,
         written: Written | None = None,
+        *,
+        batch_format: int = LATEST_FORMAT,
     ) -> tuple[int, int]:
         """Sequences rows as one commit and returns when they are on stable storage.
 

@@ -18,12 +18,9 @@ import asyncio
 import logging
 import secrets as chance
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from natslog.cluster.commands import Proposal, Tombstone
+from natslog.cluster.commands import Proposal
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
@@ -33,7 +30,6 @@ from natslog.errors import (
     NatslogError,
     OutdatedFolder,
 )
-from natslog.log.checked_file import read_checked
 from natslog.log_events import event
 from natslog.model import BrokerId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
@@ -220,9 +216,7 @@ class ClusterNode(Admission):
 
     def _found(self, peers: list[Hello]) -> None:
         identity = self._data_dir.identity
-        state = former_metadata(self._data_dir.path / "metadata") or Metadata(
-            cluster_id=chance.token_hex(8), feature_level=LATEST_LEVEL, cursors_moved=True
-        )
+        state = Metadata(cluster_id=chance.token_hex(8), feature_level=LATEST_LEVEL)
         members = [Member(id=self.me, directory=identity.directory, url=self.config.url)]
         members += [Member(id=peer.broker, directory=peer.directory, url=peer.url) for peer in peers]
         members.sort(key=lambda member: member.id)
@@ -450,17 +444,3 @@ class ClusterNode(Admission):
 
     async def _answer_clock(self) -> int:
         return now_us()
-
-
-def former_metadata(path: Path) -> Metadata | None:
-    """The state that a single broker of version 0.1 kept in one file; None if there is none.
-
-    Raises:
-        CorruptLog: it is damaged.
-    """
-    kept = read_checked(path, "metadata", 1)
-    if kept is None:
-        return None
-    tombstones = [msgspec.convert(each, Tombstone) for each in kept["tombstones"].values()]
-    kept["tombstones"] = {tombstone.key: msgspec.to_builtins(tombstone) for tombstone in tombstones}
-    return msgspec.convert(kept, Metadata, strict=False)

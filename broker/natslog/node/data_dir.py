@@ -5,8 +5,8 @@ DIR/broker           its owner: broker id, the folder's own id, the cluster's id
 DIR/life             its lives, and whether the last one ended gracefully (`life`)
 DIR/raft/            the metadata group's log and snapshot
 DIR/streams/<name>.<id>/
-                     one log each, with at most 64 bytes of its stream's name; <id>/ where it was created at feature
-                     level 1. With the suffix .removed it is being removed, with .damaged-N it was set aside
+                     one log each, with at most 64 bytes of its stream's name; <id>/ where natslog 0.1.0 created it.
+                     With the suffix .removed it is being removed, with .damaged-N it was set aside
 
 DIR itself may be a symbolic link: the operator chose it. Nothing below it may be one, or a pipe or device: a start
 refuses it, because writes, truncations and reads would affect a file elsewhere, for example after a copy of unknown
@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from natslog.cluster.features import FIRST_LEVEL, require_supported
-from natslog.errors import CorruptLog, DataDirError
+from natslog.errors import CorruptLog, DataDirError, UpgradeRequired
 from natslog.log.checked_file import make_folder, read_record, sync_folder
 from natslog.node.disk_reserve import write_checked
 from natslog.node.life import Life, stored_directory
@@ -37,7 +37,6 @@ _SHOWN_NAME_BYTES = 64  # names of streams are ASCII
 _REMOVED = ".removed"
 _ID = re.compile("[0-9a-f]{32}")
 IDENTITY_VERSION = 3
-"""From feature level 2 on; at level 1 it is 2, which natslog 0.1.0 reads."""
 REMEDY = (
     "This broker does not start, and nothing was deleted. If a majority of the brokers is still running: natslog "
     "cluster remove ID --force, give this broker an empty data folder, natslog cluster add URL. If no majority is "
@@ -52,16 +51,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """`directory` is created with the folder and never changes; `cluster_id` is "" before it has a cluster.
 
     `feature_level`: the formats in which its files may be written. An older natslog refuses the folder because of it.
+    It is absent from the files of level 1.
     """
 
     broker_id: int
     cluster_id: str = ""
     directory: str = ""
-    feature_level: int = FIRST_LEVEL
-
-    @property
-    def format_version(self) -> int:
-        return IDENTITY_VERSION if self.feature_level > FIRST_LEVEL else 2
+    feature_level: int = 1
 
 
 def read_identity(folder: Path) -> Identity | None:
@@ -69,7 +65,23 @@ def read_identity(folder: Path) -> Identity | None:
     found = read_record(folder / "broker", "broker", IDENTITY_VERSION, Identity)
     if found is not None:
         require_supported(found.feature_level, f"the data folder {folder}")
+    require_wal(folder / "raft")
     return found
+
+
+def require_wal(raft: Path) -> None:
+    """Raises UpgradeRequired: the metadata is still in the files of feature level 1, which 0.2.0 replaces with its next
+    snapshot.
+    """
+    path = raft / "hard-state"
+    if path.exists() and path.read_bytes().startswith(b"natslog raft-hard-state v1 "):
+        raise UpgradeRequired(
+            f"{raft} has the format of feature level 1, in which natslog 0.2.0 keeps the metadata until 1,024 changes "
+            "were made after the last snapshot. Start natslog 0.2.0 again, make these changes (docs/OPERATIONS.md, "
+            "Upgrade from 0.1.0, has the commands), then start this version. If this broker was never added to a "
+            "cluster, give it an empty data folder instead. The broker does not start; nothing was changed",
+            file=str(path),
+        )
 
 
 def stream_id_of(folder: Path) -> str:
@@ -154,6 +166,7 @@ class DataDir:
         try:
             make_folder(path)
             _require_own(path)
+            read_identity(path)  # a folder that is refused is not changed, not even its lock
             make_folder(self.streams)
             self._stream_folders = folders_by_id(self.streams)
             self._lock_fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
@@ -187,17 +200,12 @@ class DataDir:
 
     @property
     def incarnation(self) -> str:
-        return self.life.incarnation
+        return self.life.name
 
     @property
     def after(self) -> str:
         """The incarnation that ended gracefully immediately before this one, or ""."""
         return self.life.after
-
-    @property
-    def last_life_was_older_version(self) -> bool:
-        """The last start was of natslog 0.1.0, which replaces some files without the fields that are unknown to it."""
-        return self.life.last_was_older_version
 
     def _take_lock(self) -> None:
         try:
@@ -217,7 +225,7 @@ class DataDir:
         found = read_identity(self.path)
         if found is None and self._is_used():
             return self._rebuilt_identity(broker_id)
-        known = Identity(broker_id=broker_id) if found is None else found
+        known = Identity(broker_id=broker_id, feature_level=FIRST_LEVEL) if found is None else found
         if known.broker_id != broker_id:
             raise DataDirError(
                 f"the data folder {self.path} belongs to broker {known.broker_id}, but this is broker {broker_id}: "
@@ -249,10 +257,10 @@ class DataDir:
                 f"{self.path / 'broker'} is missing, but the data folder was used before", data_dir=str(self.path)
             )
         self._is_stored = False
-        return Identity(broker_id=broker_id, directory=directory)
+        return Identity(broker_id=broker_id, directory=directory, feature_level=FIRST_LEVEL)
 
     def _store(self, identity: Identity) -> None:
-        write_checked(self.path / "broker", "broker", identity.format_version, identity)
+        write_checked(self.path / "broker", "broker", IDENTITY_VERSION, identity)
         self.identity, self._is_stored = identity, True
 
     def raise_level(self, level: int) -> None:
@@ -281,7 +289,7 @@ class DataDir:
         """Where the log of this stream is, or is to be made.
 
         Args:
-            name: of the stream, for a folder that does not exist yet; "" at feature level 1.
+            name: of the stream, for a folder that does not exist yet.
         """
         if stream_id not in self._stream_folders:
             shown = name[:_SHOWN_NAME_BYTES]

@@ -8,8 +8,8 @@ always listed in its folder, also after a crash at any point; and it is in no co
 never connected to a metadata leader are not proposed, and are not listed: the list grows with registrations only. It
 keeps the last 128, so that brokers whose metadata is behind by some lives recognise the folder too.
 
-The file has format version 1 until a life with a nonce is listed (from feature level 2 on), then 2. natslog 0.1.0 reads
-version 1, and writes it with the first two fields only; it refuses version 2.
+The file has format version 2, or 1 where natslog 0.2.0 has registered no life with a nonce yet. Lives that were
+registered at feature level 1 are listed without a nonce.
 
 Invariants. The file is replaced whole: a crash leaves the old content or the new one. A number is used with one nonce
 only in what was proposed. `has_ended` is stored last in a life.
@@ -27,7 +27,7 @@ from natslog.log.checked_file import read_record
 from natslog.node.disk_reserve import write_checked
 
 MAX_LIVES = 128
-_VERSION, _VERSION_WITHOUT_NONCE = 2, 1
+_VERSION = 2
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def stored_directory(path: Path) -> str:
-    """The folder that the file names; "" where there is no file, or natslog 0.1.0 wrote it. Raises CorruptLog."""
+    """The folder that the file names; "" where there is no file. Raises CorruptLog."""
     return _read(path).directory
 
 
@@ -59,7 +59,7 @@ class Life:
         number: of this life. `nonce`: of this life.
         lives: the names of the lives that were proposed, the newest last.
         after: the name of the life that ended gracefully immediately before this one, or "". is_missing: the file does
-        not exist, but must exist. last_was_older_version: the life before this one was of natslog 0.1.0.
+        not exist, but must exist.
 
     Raises:
         CorruptLog: the file is damaged, or belongs to another folder. OSError: it cannot be written.
@@ -74,39 +74,27 @@ class Life:
             )
         self._path, self._directory = path, directory
         self.is_missing = last.number == 0 and must_exist
-        self.last_was_older_version = last.number > 0 and not last.nonce
-        self.lives = self._plain_up_to(last.number) if self.last_was_older_version else last.lives
+        self.lives = last.lives
         ended = [one for one in self.lives[-1:] if last.has_ended and _number(one) == last.number]
         self.after = ended[0] if ended else ""
         self.number, self.nonce = last.number + 1, secrets.token_hex(8)
         if not self.is_missing:
             self._store()
 
-    def _plain_up_to(self, number: int) -> tuple[str, ...]:
-        """natslog 0.1.0 does not store which of its starts it registered."""
-        return tuple(f"{self._directory}.{one}" for one in range(max(1, number + 1 - MAX_LIVES), number + 1))
-
     @property
     def name(self) -> str:
-        """Of this life, with its nonce."""
+        """By which this life is registered."""
         return f"{self._directory}.{self.number}.{self.nonce}"
 
     @property
-    def incarnation(self) -> str:
-        """The name by which this life is registered; before it is proposed, the one with the nonce."""
-        plain = self.name.rpartition(".")[0]
-        return plain if self.lives and self.lives[-1] == plain else self.name
-
-    @property
     def shown(self) -> tuple[str, ...]:
-        """The lives of this folder for other brokers: earlier lives, and this one last, with its nonce."""
+        """The lives of this folder for other brokers: earlier lives, and this one last."""
         return (*(one for one in self.lives if one != self.name), self.name)
 
-    def note(self, *, has_nonce: bool) -> None:
+    def note(self) -> None:
         """Lists this life, durably: it is about to be proposed. Raises OSError."""
-        name = self.name if has_nonce else self.name.rpartition(".")[0]
-        if not self.lives or self.lives[-1] != name:
-            self._store(lives=(*self.lives, name)[-MAX_LIVES:])
+        if self.lives[-1:] != (self.name,):
+            self._store(lives=(*self.lives, self.name)[-MAX_LIVES:])
 
     def follow(self, number: int, name: str) -> None:
         """Makes this the life after that one: the folder's own metadata proves it. Raises OSError."""
@@ -129,8 +117,7 @@ class Life:
             nonce=self.nonce,
             lives=self.lives if lives is None else lives,
         )
-        has_nonce = any(one.count(".") > 1 for one in stored.lives)
-        write_checked(self._path, "life", _VERSION if has_nonce else _VERSION_WITHOUT_NONCE, stored)
+        write_checked(self._path, "life", _VERSION, stored)
         self.number, self.lives, self.is_missing = stored.number, stored.lives, False
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from natslog.cluster.features import SECURITY_LEVEL
 from natslog.cluster.security_commands import CreateToken, EnableSecurity
 from natslog.errors import ConfigError
 from natslog.log_events import event
@@ -52,12 +51,6 @@ async def enable_security(
             "security is enabled in this cluster, so it applies at this broker, too: set security = true in its "
             "configuration",
             extra=event("security.applies"),
-        )
-    if state.feature_level < SECURITY_LEVEL:
-        raise ConfigError(
-            f"security requires feature level {SECURITY_LEVEL}, but the cluster is at level {state.feature_level}: "
-            "start all brokers without it (insecure = true if they listen on a network), run natslog cluster "
-            "finalize-upgrade, then set security = true"
         )
     if state.security is not None and not new_admin_token:
         return None

@@ -32,17 +32,6 @@ from natslog.cluster.commands import (
     ResizeReplicas,
     SealStream,
 )
-from natslog.cluster.features import (
-    ACKS_LEVEL,
-    ERASURE_LEVEL,
-    JETSTREAM_LEVEL,
-    LINEAGE_LEVEL,
-    PROTECTION_LEVEL,
-    REMOVAL_LEVEL,
-    SETTINGS_VERSION_LEVEL,
-    STREAM_CHANGES_LEVEL,
-    SUBJECTS_LEVEL,
-)
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, sealed_already, wanted_replicas
@@ -143,7 +132,6 @@ class StreamOperations:
         """
         command = self._creation(name, settings, owner)
         if first_offset:
-            self._require_level(JETSTREAM_LEVEL, "a first offset")
             command = msgspec.structs.replace(command, first_offset=first_offset)
         created = await self._propose(command, request)
         await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
@@ -183,7 +171,6 @@ class StreamOperations:
             InvalidRequest, NotEnoughBrokers, StorageQuotaExceeded. StreamConflict: a stream of that name exists, and is
             no import of this origin.
         """
-        self._require_level(LINEAGE_LEVEL, "importing a stream")
         record, forks = self._state.streams.get(name), origin.lineage
         if record is None:
             command = msgspec.structs.replace(
@@ -243,21 +230,7 @@ class StreamOperations:
         return [one for one in connected if not brokers[one].is_draining]
 
     def _check(self, settings: StreamSettings) -> None:
-        """Raises InvalidRequest: what depends on this broker's settings and on its cluster."""
-        if settings.acks != "reply":
-            self._require_level(ACKS_LEVEL, f"acks {settings.acks}")
-        if settings.more_subjects:
-            self._require_level(SUBJECTS_LEVEL, "a stream with more than one subject")
-        removes = settings.compact or settings.allow_ttl or settings.allow_rollup or settings.discard != "old"
-        if removes or (settings.max_messages_per_subject, settings.ttl_s) != (None, None):
-            self._require_level(REMOVAL_LEVEL, "removing single messages")
-        if settings.jetstream is not None:
-            self._require_level(JETSTREAM_LEVEL, "the JetStream API")
-        if settings.placement_tags:
-            self._require_level(JETSTREAM_LEVEL, "placement_tags")
-        for name in ("max_message_bytes", "deny_delete", "deny_purge", "prevent_delete", "managed_by"):
-            if getattr(settings, name):
-                self._require_level(PROTECTION_LEVEL, name)
+        """Raises InvalidRequest: what depends on this broker's settings."""
         plain = [subject for subject in settings.subjects if not is_wildcard(subject.split(".")[0])]
         for subject, prefix in product(plain, self._config.ack_reply_prefixes):
             if overlap(subject, f"{prefix}>"):
@@ -266,14 +239,6 @@ class StreamOperations:
                     f"record {subject!r}: choose another subject",
                     setting="subject",
                 )
-
-    def _require_level(self, level: int, what: str) -> None:
-        """Raises InvalidRequest: brokers of an older version may be in the cluster."""
-        if self._state.feature_level < level:
-            raise InvalidRequest(
-                f"{what} requires feature level {level}, but the cluster is at level {self._state.feature_level}: "
-                "upgrade all brokers, then run natslog cluster finalize-upgrade"
-            )
 
     async def _wait_until_ready(self, name: str, within_s: float) -> None:
         """Best effort: where its leader fails at once, another one comes."""
@@ -335,8 +300,6 @@ class StreamOperations:
             body = body | {"replicas": count}
         settings = parse_settings(body, record.settings)
         fields = set(setting_fields(body)) - {"replicas"}
-        if is_resized or settings.min_isr != record.settings.min_isr:
-            self._require_level(STREAM_CHANGES_LEVEL, "another number of replicas, or another min_isr,")
         self._check(settings)
         if is_resized and fields - {"min_isr"} and if_version is not None:
             raise InvalidRequest(
@@ -400,11 +363,7 @@ class StreamOperations:
 
     def _condition(self, record: StreamRecord, if_version: int | None) -> _Condition:
         """What a command compares with the stream when it is applied."""
-        if self._state.feature_level >= SETTINGS_VERSION_LEVEL:
-            return {"id": record.id, "if_version": UNSET if if_version is None else if_version}
-        if if_version is not None:
-            self._require_level(SETTINGS_VERSION_LEVEL, "if_version")
-        return {}
+        return {"id": record.id, "if_version": UNSET if if_version is None else if_version}
 
     async def purge(self, stream: HostedStream, below: Offset, request: Request | None = None) -> None:
         """Messages of a stream that is led here are no longer served below an offset, and their files removed soon.
@@ -416,7 +375,6 @@ class StreamOperations:
             StreamNotFound, StreamRecreated, StreamSealed, RemovalDenied, InvalidRequest.
         """
         require_not_internal(stream.name)
-        self._require_level(STREAM_CHANGES_LEVEL, "purging")
         require_purgeable(stream.record)
         await self._propose(PurgeStream(name=stream.name, id=stream.id, below=below), request)
         await self._wait_until_reconciled(stream.name)
@@ -444,7 +402,6 @@ class StreamOperations:
         if not erase:
             await self._removing.delete(stream, offset)
             return
-        self._require_level(ERASURE_LEVEL, "erasing messages")
         await self._removing.delete(stream, offset, erased_us=self._cluster.clock.latest_us())
         self._upkeep.begin_round()
 
@@ -455,7 +412,6 @@ class StreamOperations:
         Raises:
             StreamSealed, RemovalDenied, InvalidRequest, CorruptLog; as `HostedStream.append_companion`.
         """
-        self._require_level(ERASURE_LEVEL, "erasing messages")
         self._require_removable(stream)
         require_purgeable(stream.record)
         require_deletable(stream.record)
@@ -466,7 +422,6 @@ class StreamOperations:
     def _require_removable(self, stream: HostedStream) -> None:
         """Raises StreamSealed, InvalidRequest."""
         require_not_internal(stream.name)
-        self._require_level(REMOVAL_LEVEL, "removing single messages")
         if stream.record.sealed:
             raise sealed_already(stream.record)
 
@@ -482,7 +437,6 @@ class StreamOperations:
             StreamNotFound, InvalidRequest.
         """
         require_not_internal(stream.name)
-        self._require_level(STREAM_CHANGES_LEVEL, "sealing")
         await self._propose(SealStream(name=stream.name), request)
         await self._wait_until_reconciled(stream.name)
         if not is_part_of_update:
@@ -515,8 +469,6 @@ class StreamOperations:
             StreamNotFound, InvalidRequest, RemovalDenied, StreamRecreated, SettingsConflict.
         """
         require_not_internal(name)
-        if (stream_id, if_version) != (None, None):
-            self._require_level(SETTINGS_VERSION_LEVEL, "a deletion with a condition")
         command = DeleteStream(
             name=name,
             deleted_us=self._cluster.clock.latest_us(),

@@ -191,10 +191,8 @@ def offsets(of: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
     return {"natslog.streams": streams, "natslog.first_offsets": firsts, "natslog.last_offsets": lasts} if of else {}
 
 
-def of_run(stream: str, start: int | None, end: int | None) -> dict[str, Any]:
-    """Attributes of a direct append, `[start, end)`; a broker of version 0.1.0 may state no offsets."""
-    if start is None or end is None:
-        return {}
+def of_run(stream: str, start: int, end: int) -> dict[str, Any]:
+    """Attributes of a direct append, `[start, end)`."""
     return offsets({stream: (start, end - 1)}) | {"messaging.batch.message_count": end - start}
 
 

@@ -139,9 +139,9 @@ def test_broker_that_restarts_uncleanly_loses_the_leadership_in_the_same_command
 
 
 def test_upgrade_is_an_event() -> None:
-    state = Metadata(cluster_id="c", feature_level=1)
-    (event,) = applied(state, FinalizeUpgrade(level=2))
-    assert (event.event, event.before, event.after) == ("activity.cluster.upgraded", {"level": 1}, {"level": 2})
+    state = Metadata(cluster_id="c", feature_level=2)
+    (event,) = applied(state, FinalizeUpgrade(level=3))
+    assert (event.event, event.before, event.after) == ("activity.cluster.upgraded", {"level": 2}, {"level": 3})
 
 
 def test_event_of_a_token_does_not_contain_its_digest() -> None:

@@ -19,7 +19,6 @@ class Around:
     has_session: bool = True
     has_room: bool = True
     has_time: bool = True
-    level: int = 2
 
 
 def test_first_tick_is_not_left_out_and_the_next_ones_are() -> None:
@@ -27,7 +26,7 @@ def test_first_tick_is_not_left_out_and_the_next_ones_are() -> None:
     assert [calm.goes_on(Around(), now_ms, {}) for now_ms in (0.0, 250.0, 500.0)] == [False, True, True]
 
 
-@pytest.mark.parametrize("what", ["incarnation", "is_registered", "has_session", "has_room", "has_time", "level"])
+@pytest.mark.parametrize("what", ["incarnation", "is_registered", "has_session", "has_room", "has_time"])
 def test_each_change_of_the_surroundings_ends_it_for_one_tick(what: str) -> None:
     calm, around = Calm(), Around()
     calm.goes_on(around, 0.0, {})

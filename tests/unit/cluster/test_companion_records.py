@@ -7,7 +7,6 @@ import pytest
 
 from natslog.cluster.commands import ChangeIsrs, CreateCompanion, FinishMoves, HoldCompanions, IsrChange, MoveReplicas
 from natslog.cluster.controller import Controller
-from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.model import StreamRecord, companion_id, stream_of_companion
 from tests.unit.cluster.test_stream_changes import NAME, set_isr, state_of
@@ -33,12 +32,6 @@ def test_leader_creates_the_companion_log_once() -> None:
 def test_only_the_present_leader_creates_it(broker: int, epoch: int) -> None:
     state = state_of(replicas=3)
     assert not state.apply(CreateCompanion(stream_id="aa", broker=broker, epoch=epoch))
-    assert not state.stream(NAME).has_companion
-
-
-def test_at_level_1_there_is_none() -> None:
-    state = state_of(level=FIRST_LEVEL)
-    assert not state.apply(CREATE)
     assert not state.stream(NAME).has_companion
 
 

@@ -31,7 +31,7 @@ def cluster(*, brokers: int = 3, **record: Any) -> Metadata:
     """1, 2 and 3 keep `orders`; 1 leads it, in epoch 1."""
     state = Metadata(cluster_id="c")
     for number in range(1, brokers + 1):
-        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number))))
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number), nonce="n")))
     add_stream(state, "orders", (1, 2, 3), **record)
     return state
 
@@ -69,10 +69,10 @@ def test_while_brokers_are_missing_a_new_metadata_leader_waits_for_reports() -> 
 def test_broker_that_stops_is_no_successor_and_no_target() -> None:
     state = cluster()
     state.feature_level = LATEST_LEVEL
-    assert state.apply(StopBroker(broker=2, incarnation="2.0"))
+    assert state.apply(StopBroker(broker=2, incarnation="2.0.n"))
     assert chosen(Controller(BEGAN_MS), state, (2, 3)) == (3, (2, 3))
     assert chosen(Controller(BEGAN_MS), cluster(leader=None), ALL) == (1, (1, 2, 3))
-    assert state.apply(StopBroker(broker=1, incarnation="1.0"))
+    assert state.apply(StopBroker(broker=1, incarnation="1.0.n"))
     state.streams["orders"] = msgspec.structs.replace(state.streams["orders"], leader=3)
     controller = Controller(BEGAN_MS)
     controller.decide(state, ALL, 0.0)
@@ -82,17 +82,18 @@ def test_broker_that_stops_is_no_successor_and_no_target() -> None:
 def test_appointments_of_a_broker_that_stops_are_refused_until_its_next_life() -> None:
     state = cluster()
     assert not state.apply(StopBroker(broker=2, incarnation="2.9")), "of another life"
-    assert state.apply(StopBroker(broker=2, incarnation="2.0"))
-    assert not state.apply(StopBroker(broker=2, incarnation="2.0"))
+    assert state.apply(StopBroker(broker=2, incarnation="2.0.n"))
+    assert not state.apply(StopBroker(broker=2, incarnation="2.0.n"))
     record = state.streams["orders"]
     appointing = AppointLeaders(
         appointments=(Appointment(stream_id=record.id, version=record.version, leader=2, isr=(1, 2, 3)),)
     )
     assert not state.apply(appointing)
-    same_life = BrokerRecord(id=2, url="http://moved", directory="2")
+    same_life = BrokerRecord(id=2, url="http://moved", directory="2", nonce="n")
     assert state.apply(RegisterBroker(broker=same_life))
     assert state.brokers[2].is_stopping, "a registration that is repeated ends nothing"
-    state.apply(RegisterBroker(broker=msgspec.structs.replace(same_life, life=1), after="2.0"))
+    next_life = msgspec.structs.replace(same_life, life=1)
+    state.apply(RegisterBroker(broker=next_life, after="2.0.n", lives=("2.0.n", "2.1.n")))
     assert not state.brokers[2].is_stopping
     assert state.apply(appointing)
 

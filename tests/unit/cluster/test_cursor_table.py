@@ -13,11 +13,9 @@ from natslog.cluster.commands import (
     DeleteStream,
     DropCursor,
     DropMovedCursors,
-    FinalizeUpgrade,
     SetCursor,
 )
 from natslog.cluster.cursor_table import Changes, CursorTable
-from natslog.cluster.cursors import CursorRecord
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.security_commands import EnableSecurity, SetQuota
 from natslog.errors import (
@@ -32,8 +30,8 @@ from natslog.model import StreamSettings
 from natslog.security.records import Quota, TokenRecord
 
 
-def state_with(*streams: str, level: int = 2, **fields: bool) -> Metadata:
-    state = Metadata(cluster_id="c", feature_level=level, **fields)
+def state_with(*streams: str) -> Metadata:
+    state = Metadata(cluster_id="c")
     for name in streams:
         create(state, name, f"id of {name}")
     return state
@@ -160,44 +158,18 @@ def test_quota_of_an_owner_holds() -> None:
     made(table, state, ([at(1, "two", owner="bob")], "c"))
 
 
-def test_cursor_of_the_metadata_never_replaces_one_of_the_table() -> None:
-    table, state = CursorTable(), state_with("orders", "returns")
-    made(table, state, ([at(9)], "a"))
-    changes = Changes(table, state)
-    old = [
-        CursorRecord(consumer="report", stream=name, stream_id=f"id of {name}", offset=1, set_us=1)  # type: ignore[arg-type]
-        for name in ("orders", "returns")
-    ]
-    changes.add_missing(old)
-    table.adopt(changes.rows)
-    assert offsets(table, state) == {"report/orders": 9, "report/returns": 1}
-
-
-# ---- from the metadata to the stream ----
-
-
-def test_cursors_stay_in_the_metadata_at_level_1() -> None:
-    state = state_with("orders", level=1)
-    assert state.apply(at(1))
-    assert not state.cursors_moved
-
-
-def test_upgrade_freezes_the_cursors_until_they_are_moved() -> None:
-    state = state_with("orders", level=1)
-    state.apply(at(1))
-    state.apply(FinalizeUpgrade(level=2))
-    assert state.cursors_moved
+def test_commands_about_cursors_that_are_left_in_a_log_change_nothing() -> None:
+    """As natslog 0.2.0 may have proposed them while an upgrade from level 1 was finalized."""
+    state = state_with("orders")
+    version = state.version
     for command in (at(2), DropCursor(consumer="report", stream="orders")):
         with pytest.raises(NotReady, match="repeat the request"):
             state.apply(command)
-    assert state.cursor("report", "orders").offset == 1
-    assert state.apply(DropMovedCursors())
-    assert not state.cursors
     assert not state.apply(DropMovedCursors())
+    assert state.version == version
 
 
-def test_cursors_that_were_not_moved_are_not_dropped() -> None:
-    state = state_with("orders", level=1)
-    state.apply(at(1))
-    assert not state.apply(DropMovedCursors())
-    assert state.cursor("report", "orders").offset == 1
+def test_position_in_a_stream_that_was_created_again_is_refused() -> None:
+    state = state_with("orders")
+    with pytest.raises(StreamRecreated, match="deleted and created again.*offset 10 of the former stream"):
+        made(CursorTable(), state, ([at(10, stream_id="of before")], "a"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from natslog.cluster.features import LATEST_LEVEL, blocking, require_supported, supported_by_all
+from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL, blocking, require_supported, supported_by_all
 from natslog.errors import UpgradeRequired
 
 
@@ -21,7 +21,10 @@ def test_brokers_that_are_missing_too_old_or_too_new_are_in_the_way() -> None:
     assert blocking({1: (1, 2)}, 2) == []
 
 
-def test_a_higher_level_than_this_versions_is_refused() -> None:
+def test_levels_that_this_version_does_not_support_are_refused() -> None:
+    require_supported(FIRST_LEVEL, "it")
     require_supported(LATEST_LEVEL, "it")
     with pytest.raises(UpgradeRequired, match=f"it is at feature level {LATEST_LEVEL + 1}.*upgrade this broker"):
         require_supported(LATEST_LEVEL + 1, "it")
+    with pytest.raises(UpgradeRequired, match=r"it is at feature level 1.*natslog 0\.2\.0.*finalize-upgrade"):
+        require_supported(1, "it")

@@ -1,24 +1,22 @@
-"""Which life of a data folder may be registered after which, at both feature levels."""
+"""Which life of a data folder may be registered after which."""
 
 from __future__ import annotations
 
 import copy
 
-import msgspec
 import pytest
 
 from natslog.cluster.commands import (
     BrokerRecord,
     CreateStream,
-    FinalizeUpgrade,
     ForgetBroker,
     Proposal,
     RegisterBroker,
 )
-from natslog.cluster.incarnations import NONCE_LEVEL, is_life
+from natslog.cluster.incarnations import is_life
 from natslog.cluster.metadata import Metadata
 from natslog.errors import InvalidRequest, OutdatedFolder, from_json
-from natslog.model import StreamSettings
+from natslog.model import BrokerId, StreamSettings
 
 Lives = tuple[str, ...]
 
@@ -27,8 +25,8 @@ def life(number: int, nonce: str, *, broker: int = 1, directory: str = "d1") -> 
     return BrokerRecord(id=broker, url=f"http://log{broker}", directory=directory, life=number, nonce=nonce)
 
 
-def cluster(*registered: BrokerRecord, level: int = NONCE_LEVEL) -> Metadata:
-    state = Metadata(cluster_id="c", feature_level=level)
+def cluster(*registered: BrokerRecord) -> Metadata:
+    state = Metadata(cluster_id="c")
     for broker in registered:
         state.apply(RegisterBroker(broker=broker))
     settings = StreamSettings(subject="orders", replicas=1, min_isr=1)
@@ -95,7 +93,7 @@ def test_other_folder_is_a_new_one_and_the_replaced_one_is_refused() -> None:
 
 
 def test_forgotten_broker_registers_anew() -> None:
-    state = Metadata(cluster_id="c", feature_level=NONCE_LEVEL)
+    state = Metadata(cluster_id="c")
     register(state, life(7, "g"))
     state.apply(ForgetBroker(broker=1))
     assert register(state, life(1, "n", directory="d2"))
@@ -109,26 +107,12 @@ def test_clean_end_proves_the_logs_only_of_the_life_with_the_same_nonce() -> Non
     assert state.stream("orders").unproven == (1,)
 
 
-def test_at_level_1_lives_have_no_nonce_and_the_same_rule_as_in_version_0_1_0() -> None:
-    state = cluster(life(3, ""), level=1)
-    assert state.brokers[1].incarnation == "d1.3"
-    before = copy.deepcopy(state)
-    assert not register(state, life(2, "")), "the copy of an older life changes nothing"
-    assert state == before
-    assert register(state, life(4, ""), after="d1.3")
-
-
-def test_at_level_1_the_new_fields_are_not_written() -> None:
-    written = msgspec.msgpack.decode(msgspec.msgpack.encode(RegisterBroker(broker=life(1, ""))))
-    assert "lives" not in written
-    assert "nonce" not in written["broker"]
-
-
 def test_first_life_with_a_nonce_follows_the_last_one_without() -> None:
-    state = cluster(life(6, ""), level=1)
-    state.apply(FinalizeUpgrade(level=NONCE_LEVEL))
+    """It was registered at level 1, and the broker has not started since."""
+    state = cluster()
+    state.brokers[BrokerId(1)] = life(6, "")
     with pytest.raises(InvalidRequest, match=r"nonce"):
-        register(state, life(7, ""))  # proposed before the cluster was finalized, applied after it: it asks again
+        register(state, life(7, ""), "d1.6")
     with pytest.raises(OutdatedFolder):
         register(state, life(6, "x"), "d1.5", "d1.6.x")  # the copy of life 5
     assert register(state, life(7, "g"), "d1.5", "d1.6", "d1.7.g")

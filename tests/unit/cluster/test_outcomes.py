@@ -15,7 +15,7 @@ from natslog.cluster.commands import (
     Proposal,
     SetCursor,
 )
-from natslog.cluster.encoding import decode_state, encode_proposal, encode_state
+from natslog.cluster.encoding import encode_state
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.outcomes import CURSOR_RETRY_WINDOW_MS, RETRY_WINDOW_MS
 from natslog.cluster.security_commands import EnableSecurity, SetQuota
@@ -23,8 +23,8 @@ from natslog.model import StreamSettings
 from natslog.security.records import Quota, TokenRecord
 
 
-def state_at(level: int = 2) -> Metadata:
-    state = Metadata(cluster_id="c", feature_level=level)
+def state_at() -> Metadata:
+    state = Metadata(cluster_id="c")
     state.apply(create("orders", "aa"))
     return state
 
@@ -43,7 +43,7 @@ def toggled(at: int) -> PauseStream:
 
 @pytest.mark.parametrize("client", ["a", "b"])
 def test_a_retry_after_thousands_of_other_changes_is_applied_once(client: str) -> None:
-    """At level 1 the 1,000 next outcomes displaced it, and the retry deleted the stream that was created since."""
+    """If other outcomes displaced it, the retry would delete the stream that was created since."""
     state = state_at()
     deleting = ask("delete-it", DeleteStream(name="orders", deleted_us=2))
     assert state.decide(deleting).changed
@@ -131,36 +131,11 @@ def test_cursors_have_a_window_of_their_own() -> None:
         state.decide(ask(f"c{at}", moved, elapsed_ms=100))
     assert state.answered is not None
     assert len(state.answered.cursors.kept) == CURSOR_RETRY_WINDOW_MS // 100 + 1
-    late = SetCursor(consumer="c", stream="orders", stream_id="aa", offset=1_990, set_us=1_990)
-    state.decide(ask("c1990", late))
-    assert state.cursor("c", "orders").offset == 1_999, "a repetition does not move it back"
-
-
-def test_outcomes_of_level_1_are_kept_when_the_level_is_raised() -> None:
-    state = state_at(1)
-    assert state.decide(Proposal(id="delete-it", command=DeleteStream(name="orders", deleted_us=2))).changed
-    state.decide(Proposal(id="raise", command=FinalizeUpgrade(level=2)))
-    state.decide(ask("create-again", create("orders", "bb")))
-    assert state.decide(ask("delete-it", DeleteStream(name="orders", deleted_us=2))).changed
-    assert state.stream("orders").id == "bb"
-    assert (state.outcomes, state.cursor_outcomes) == ({}, {})
-    assert decode_state(encode_state(state)) == state
-
-
-def test_level_1_keeps_the_last_thousand_as_natslog_0_1_0_does() -> None:
-    state = state_at(1)
-    for at in range(1_200):
-        state.decide(Proposal(id=f"p{at}", command=toggled(at)))
-    assert list(state.outcomes) == [f"p{at}" for at in range(200, 1_200)]
-    assert state.answered is None
-    plain = msgspec.msgpack.decode(encode_proposal(Proposal(id="p", command=toggled(0))))
-    assert set(plain) == {"id", "command"}
-    assert not {"feature_level", "answered"} & set(msgspec.msgpack.decode(encode_state(state)))
 
 
 def test_the_level_is_never_lowered() -> None:
-    state = state_at(1)
-    assert state.apply(FinalizeUpgrade(level=2))
-    assert not state.apply(FinalizeUpgrade(level=1))
+    state = state_at()
+    assert state.apply(FinalizeUpgrade(level=3))
     assert not state.apply(FinalizeUpgrade(level=2))
-    assert state.feature_level == 2
+    assert not state.apply(FinalizeUpgrade(level=3))
+    assert state.feature_level == 3

@@ -16,7 +16,7 @@ def state_of(racks: str, placements: tuple[tuple[int, ...], ...] = ()) -> Metada
     """Brokers 1, 2, 3 … in racks named by a letter each ("-": none), and streams that are placed so."""
     state = Metadata(cluster_id="c")
     for number, rack in enumerate(racks, 1):
-        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", rack=rack.strip("-"))))
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", rack=rack.strip("-"), nonce="n")))
     for at, placement in enumerate(placements):
         settings = StreamSettings(subject="s", replicas=len(placement))
         name = f"s{at}"
@@ -95,7 +95,7 @@ def tagged(*tags: str) -> Metadata:
     """Brokers 1, 2, 3 … with these tags, and a stream on 1 and 2 that requires the tag x."""
     state = Metadata(cluster_id="c")
     for number, text in enumerate(tags, 1):
-        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", tags=tuple(text.split()))))
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", tags=tuple(text.split()), nonce="n")))
     settings = StreamSettings(subject="s", replicas=2, placement_tags=("x",))
     state.apply(CreateStream(name="s", id="s", settings=settings, created_us=0, placement=(1, 2)))
     return state

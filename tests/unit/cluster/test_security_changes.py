@@ -8,10 +8,8 @@ from natslog.cluster.commands import (
     BrokerRecord,
     CreateStream,
     EditStream,
-    FinalizeUpgrade,
     Proposal,
     ResizeReplicas,
-    SetCursor,
 )
 from natslog.cluster.encoding import decode_proposal, decode_state, encode_proposal, encode_state
 from natslog.cluster.features import LATEST_LEVEL
@@ -28,7 +26,7 @@ from natslog.cluster.security_commands import (
     SetQuota,
 )
 from natslog.errors import InvalidRequest, SecurityConflict, SecurityNotFound, StorageQuotaExceeded
-from natslog.model import BrokerId, Offset, StreamId, StreamSettings
+from natslog.model import BrokerId, StreamId, StreamSettings
 from natslog.security.records import Quota, Security, TokenRecord
 
 DAY_US = 24 * 3600 * 1_000_000
@@ -181,24 +179,6 @@ def test_quota_of_bytes_counts_replicas_that_are_added_later() -> None:
         state.apply(EditStream(name="a", settings=wider, changed=("max_bytes",)))
 
 
-def test_quota_of_cursors() -> None:
-    state = metadata(Quota(cursors=1))
-    state.apply(create("a"))
-
-    def cursor(consumer: str, owner: str = "alice") -> SetCursor:
-        return SetCursor(
-            consumer=consumer, stream="a", stream_id=StreamId("id-a"), offset=Offset(1), set_us=1, owner=owner
-        )
-
-    assert state.apply(cursor("x"))
-    state.apply(cursor("x"))
-    with pytest.raises(StorageQuotaExceeded):
-        state.apply(cursor("y"))
-    assert state.apply(cursor("y", "bob"))
-    state.apply(cursor("x", "bob"))
-    assert state.cursors["x/a"].owner == "alice", "who moves it does not own it"
-
-
 def test_subjects_before_an_edit_are_kept() -> None:
     state = metadata()
     state.apply(create("a"))
@@ -210,10 +190,3 @@ def test_subjects_before_an_edit_are_kept() -> None:
         state.apply(EditStream(name="a", settings=settings, changed=("subject",)))
     assert len(state.streams["a"].former_subjects) <= 16
     assert ">" in state.streams["a"].former_subjects, "too many to name: it may have recorded anything"
-
-
-def test_streams_of_an_older_level_may_have_recorded_anything() -> None:
-    state = Metadata(cluster_id="c")
-    state.apply(create("a", ""))
-    assert state.apply(FinalizeUpgrade(level=LATEST_LEVEL))
-    assert state.streams["a"].recorded_subjects == ("a.>", ">")

@@ -16,7 +16,6 @@ from natslog.cluster.commands import (
     ResizeReplicas,
     SealStream,
 )
-from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.stream_changes import require_deletable, require_purgeable
 from natslog.errors import (
@@ -86,16 +85,6 @@ def test_a_finished_move_to_another_number_of_replicas_is_a_new_version() -> Non
     set_isr(state, 1, 2)
     assert finish_moves(state)
     assert (record_of(state).settings.replicas, record_of(state).settings_version) == (2, 2)
-
-
-def test_at_level_1_records_and_commands_are_as_older_brokers_read_them() -> None:
-    state = state_of(level=FIRST_LEVEL)
-    edit(state, max_messages=7)
-    assert record_of(state).settings_version == 0
-    fields = msgspec.to_builtins(EditStream(name=NAME, settings=record_of(state).settings))
-    assert set(fields) == {"type", "name", "settings", "changed"}
-    assert set(msgspec.to_builtins(PauseStream(name=NAME, paused=True))) == {"type", "name", "paused"}
-    assert set(msgspec.to_builtins(DeleteStream(name=NAME, deleted_us=1))) == {"type", "name", "deleted_us"}
 
 
 # ---- protection ----

@@ -22,7 +22,7 @@ from natslog.cluster.commands import (
     tombstone_key,
 )
 from natslog.cluster.controller import Controller
-from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
+from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.errors import InvalidRequest, NatslogError, StreamConflict, StreamRecreated, StreamSealed
 from natslog.model import StreamRecord, StreamSettings
@@ -123,12 +123,6 @@ def test_min_isr_beyond_the_replicas_is_refused() -> None:
     state = state_of(replicas=3, min_isr=2)
     with pytest.raises(InvalidRequest, match="min_isr 4 is more than the 3 replicas"):
         edit(state, min_isr=4)
-
-
-def test_at_level_1_min_isr_is_refused_as_by_older_brokers() -> None:
-    state = state_of(replicas=3, min_isr=2, level=FIRST_LEVEL)
-    with pytest.raises(InvalidRequest, match="min_isr"):
-        edit(state, min_isr=1)
 
 
 # ---- the number of replicas ----

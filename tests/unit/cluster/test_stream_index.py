@@ -43,7 +43,8 @@ def command(random: Random, state: Metadata, number: int) -> Any:
         case "finish":
             return FinishMoves(moves=((record.id, record.version),), moved_us=number)
         case "restart":
-            return RegisterBroker(broker=BrokerRecord(id=placement[0], url="", directory="d", life=number))
+            broker = BrokerRecord(id=placement[0], url="", directory="d", life=number, nonce="n")
+            return RegisterBroker(broker=broker, lives=tuple(f"d.{one}.n" for one in range(number + 1)))
         case _:
             one = Appointment(stream_id=record.id, version=record.version, leader=record.isr[0], isr=record.isr)
             return AppointLeaders(appointments=(one,))
@@ -52,7 +53,7 @@ def command(random: Random, state: Metadata, number: int) -> Any:
 def state_of_brokers() -> Metadata:
     state = Metadata(cluster_id="c")
     for number in range(1, 5):
-        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory="d")))
+        state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory="d", nonce="n")))
     return state
 
 

@@ -64,7 +64,7 @@ def opened(rows: pa.RecordBatch, subject: str = "orders", max_message_bytes: int
     parser = FrameParser()
     parser.receive_data(f"HMSG {subject} 1 {sizes}\r\n".encode() + block + payload + b"\r\n")
     (frames,) = parser.frames()
-    ((received, _),) = split_envelopes(frames, reads=True, max_message_bytes=max_message_bytes)
+    ((received, _),) = split_envelopes(frames, max_message_bytes=max_message_bytes)
     assert isinstance(received, Envelope)
     return received.rows
 

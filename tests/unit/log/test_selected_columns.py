@@ -23,10 +23,14 @@ def filled(folder: Path, compression: str = "none", batch_format: int = LATEST_F
     log = open_log(folder, compression=compression)
     for part in range(2):
         for at in range(20):
-            log.append(rows([b"v" * 100] * 2, subject=f"orders.{at}"), 1_000_000 + at, batch_format)
-        log.append(rows([b"%d" % at * 100 for at in range(3000)], subject="orders.large"), 2_000_000, batch_format)
+            log.append(rows([b"v" * 100] * 2, subject=f"orders.{at}"), 1_000_000 + at, batch_format=batch_format)
+        log.append(
+            rows([b"%d" % at * 100 for at in range(3000)], subject="orders.large"), 2_000_000, batch_format=batch_format
+        )
         for at in range(3):
-            log.append(rows([b"w" * 500] * 40, subject=f"orders.medium.{at}"), 3_000_000 + at, batch_format)
+            log.append(
+                rows([b"w" * 500] * 40, subject=f"orders.medium.{at}"), 3_000_000 + at, batch_format=batch_format
+            )
         if part == 0:
             log.roll()
             assert log.upkeep.seal_next()

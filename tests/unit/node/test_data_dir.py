@@ -138,7 +138,7 @@ def test_stream_whose_removal_was_cut_short_is_never_opened_as_a_whole_one(
     folder.release()
 
 
-def test_folder_made_at_level_1_keeps_its_name_and_newer_ones_carry_the_streams(tmp_path: Path) -> None:
+def test_folder_of_natslog_0_1_0_keeps_its_name_and_newer_ones_carry_the_streams(tmp_path: Path) -> None:
     folder = DataDir(tmp_path, 1)
     one, other = "aa" * 16, "bb" * 16
     old = folder.stream_folder(one)

@@ -1,4 +1,4 @@
-"""The file `life`: which lives a folder lists, whatever ends the broker, and what natslog 0.1.0 leaves of it."""
+"""The file `life`: which lives a folder lists, whatever ends the broker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from natslog.errors import CorruptLog, DataDirError
+from natslog.errors import CorruptLog
 from natslog.log import checked_file
-from natslog.log.checked_file import read_checked, write_checked
+from natslog.log.checked_file import write_checked
 from natslog.log.verify import check_file, files_of
 from natslog.node.life import MAX_LIVES, Life
 
@@ -22,25 +22,19 @@ def start(path: Path, *, must_exist: bool = False) -> Life:
     return Life(path / "life", FOLDER, must_exist=must_exist)
 
 
-def as_version_0_1_0(path: Path, *, has_ended: bool) -> None:
-    """Reads and writes the file as that version does, at its next start and, after a graceful stop, at its end."""
-    found = read_checked(path / "life", "life", 1) or {"number": 0}
-    write_checked(path / "life", "life", 1, {"number": found["number"] + 1, "has_ended": has_ended})
-
-
 def test_each_start_has_the_next_number_and_another_nonce(tmp_path: Path) -> None:
     first, second = start(tmp_path), start(tmp_path)
     assert (first.number, second.number) == (1, 2)
     assert first.nonce != second.nonce
-    assert second.incarnation == f"{FOLDER}.2.{second.nonce}"
+    assert second.name == f"{FOLDER}.2.{second.nonce}"
 
 
 def test_life_is_listed_before_it_is_proposed_and_a_copy_from_before_lacks_it(tmp_path: Path) -> None:
     first = start(tmp_path)
-    first.note(has_nonce=True)
+    first.note()
     copy = (tmp_path / "life").read_bytes()
     second = start(tmp_path)
-    second.note(has_nonce=True)
+    second.note()
     assert start(tmp_path).lives == (first.name, second.name)
     (tmp_path / "life").write_bytes(copy)
     restored = start(tmp_path)
@@ -49,18 +43,33 @@ def test_life_is_listed_before_it_is_proposed_and_a_copy_from_before_lacks_it(tm
     assert restored.shown == (first.name, restored.name)
 
 
-@pytest.mark.parametrize("has_nonce", [False, True])
-def test_file_is_known_to_verify_in_each_of_its_formats(tmp_path: Path, has_nonce: bool) -> None:
-    start(tmp_path).note(has_nonce=has_nonce)
+def test_file_is_known_to_verify(tmp_path: Path) -> None:
+    start(tmp_path).note()
     (path,) = files_of(tmp_path)
     assert check_file(path).problems == ()
     path.write_bytes(path.read_bytes()[:-3] + b"xyz")
     assert check_file(path).problems != ()
 
 
+def test_lives_that_were_registered_at_level_1_are_still_listed(tmp_path: Path) -> None:
+    """As natslog 0.2.0 wrote the file before the upgrade was finalized."""
+    content = {
+        "number": 6,
+        "has_ended": True,
+        "directory": FOLDER,
+        "nonce": "9c",
+        "lives": [f"{FOLDER}.5", f"{FOLDER}.6"],
+    }
+    write_checked(tmp_path / "life", "life", 1, content)
+    life = start(tmp_path)
+    assert (life.number, life.after) == (7, f"{FOLDER}.6")
+    life.note()
+    assert life.shown == (f"{FOLDER}.5", f"{FOLDER}.6", life.name)
+
+
 def test_starts_without_a_metadata_leader_are_not_listed(tmp_path: Path) -> None:
     first = start(tmp_path)
-    first.note(has_nonce=True)
+    first.note()
     for _ in range(300):
         last = start(tmp_path)
     assert last.number == 301
@@ -70,56 +79,18 @@ def test_starts_without_a_metadata_leader_are_not_listed(tmp_path: Path) -> None
 def test_list_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     for _ in range(MAX_LIVES + 10):
         last = start(tmp_path)
-        last.note(has_nonce=True)
+        last.note()
     assert len(start(tmp_path).lives) == MAX_LIVES
     assert last.lives[-1] == last.name
 
 
 def test_only_the_life_that_ended_in_order_right_before_vouches_for_the_logs(tmp_path: Path) -> None:
     first = start(tmp_path)
-    first.note(has_nonce=True)
+    first.note()
     first.end()
     second = start(tmp_path)
     assert second.after == first.name
     assert start(tmp_path).after == "", "the second one did not end in order"
-
-
-def test_life_noted_without_nonce_is_named_so_and_ends_in_order(tmp_path: Path) -> None:
-    first = start(tmp_path)
-    first.note(has_nonce=False)
-    assert first.incarnation == f"{FOLDER}.1"
-    assert first.shown == (f"{FOLDER}.1", first.name)
-    first.end()
-    assert start(tmp_path).after == f"{FOLDER}.1"
-
-
-def test_cluster_finalized_between_two_proposals_lists_both_names(tmp_path: Path) -> None:
-    life = start(tmp_path)
-    life.note(has_nonce=False)
-    life.note(has_nonce=True)
-    life.note(has_nonce=True)
-    assert life.lives == (f"{FOLDER}.1", life.name)
-    assert life.incarnation == life.name
-
-
-def test_version_0_1_0_reads_the_file_until_a_life_with_a_nonce_is_listed(tmp_path: Path) -> None:
-    start(tmp_path).note(has_nonce=False)
-    as_version_0_1_0(tmp_path, has_ended=False)
-    start(tmp_path).note(has_nonce=True)
-    with pytest.raises(DataDirError, match="upgrade"):
-        as_version_0_1_0(tmp_path, has_ended=False)
-    assert start(tmp_path).number == 4
-
-
-def test_lives_of_version_0_1_0_are_listed_and_told_from_those_of_this_version(tmp_path: Path) -> None:
-    assert not start(tmp_path).last_was_older_version
-    for _ in range(2):
-        as_version_0_1_0(tmp_path, has_ended=True)
-    upgraded = start(tmp_path)
-    assert upgraded.last_was_older_version
-    assert upgraded.lives == (f"{FOLDER}.1", f"{FOLDER}.2", f"{FOLDER}.3")
-    assert upgraded.after == f"{FOLDER}.3"
-    assert not start(tmp_path).last_was_older_version
 
 
 def test_missing_file_of_a_used_folder_is_not_replaced_until_the_folder_proves_more(tmp_path: Path) -> None:
@@ -140,7 +111,7 @@ def test_file_of_another_folder_is_refused(tmp_path: Path) -> None:
 
 STEPS = {"write": (checked_file, "open"), "sync": (os, "fsync"), "rename": (os, "replace"), "folder": (os, "open")}
 CHANGES: dict[str, Callable[[Life], None]] = {
-    "note": lambda life: life.note(has_nonce=True),
+    "note": lambda life: life.note(),
     "end": lambda life: life.end(),
     "follow": lambda life: life.follow(9, f"{FOLDER}.9.abc"),
 }
@@ -164,7 +135,7 @@ def test_crash_at_any_step_of_a_change_loses_no_listed_life_and_vouches_for_noth
     tmp_path: Path, change: str, step: str
 ) -> None:
     first = start(tmp_path)
-    first.note(has_nonce=True)
+    first.note()
     first.end()
     second = start(tmp_path)
     with broken(step), pytest.raises(OSError, match="power"):
@@ -179,7 +150,7 @@ def test_crash_at_any_step_of_a_change_loses_no_listed_life_and_vouches_for_noth
 @pytest.mark.parametrize("step", STEPS)
 def test_crash_at_any_step_of_a_start_loses_no_listed_life(tmp_path: Path, step: str) -> None:
     first = start(tmp_path)
-    first.note(has_nonce=True)
+    first.note()
     with broken(step), pytest.raises(OSError, match="power"):
         start(tmp_path)
     second = start(tmp_path)
@@ -190,6 +161,6 @@ def test_crash_at_any_step_of_a_start_loses_no_listed_life(tmp_path: Path, step:
 def test_life_whose_note_failed_is_noted_again_before_it_is_proposed(tmp_path: Path) -> None:
     life = start(tmp_path)
     with broken("folder"), pytest.raises(OSError, match="power"):
-        life.note(has_nonce=True)
-    life.note(has_nonce=True)
+        life.note()
+    life.note()
     assert start(tmp_path).lives == (life.name,)

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from natslog.cluster.activity import STREAM, SUBJECT, Activity, Kind
-from natslog.cluster.features import ACTIVITY_LEVEL
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.clock import now_us, wait_for_at_most
@@ -89,14 +88,14 @@ class ActivityStream:
         return len(self._waiting)
 
     @property
-    def _is_supported(self) -> bool:
-        return self._cluster.state.feature_level >= ACTIVITY_LEVEL
+    def _has_cluster(self) -> bool:
+        return bool(self._cluster.state.cluster_id)
 
     # ---- events of this broker ----
 
     def report(self, kind: Kind, **fields: Any) -> None:
         """Adds an event of this broker. Returns at once; fields are those of `Activity`."""
-        if not self._is_supported:
+        if not self._has_cluster:
             return
         self._reported += 1
         number = self._life() * _PER_START + self._reported
@@ -149,7 +148,7 @@ class ActivityStream:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
-        if self._is_supported:
+        if self._has_cluster:
             with suppress(TimeoutError, NatslogError):
                 async with asyncio.timeout(_LAST_WITHIN_S):
                     await self._deliver()
@@ -159,7 +158,7 @@ class ActivityStream:
             await wait_for_at_most(_EVERY_S, self._wanted.wait())
             await asyncio.sleep(_GATHER_S)
             self._wanted.clear()
-            if not self._is_supported:
+            if not self._has_cluster:
                 continue
             self._note_room()
             self._note_sessions()

@@ -56,7 +56,7 @@ async def append(stream: HostedStream, make: Callable[[], Sequence[Row]]) -> Sto
     def work(ingest: StreamIngest) -> Stored:
         _require_writable(ingest)
         rows, now_us = make(), ingest.stream_time.now_us()
-        start, _ = ingest.log.append(_buffers_of(rows), now_us, stream.batch_format)
+        start, _ = ingest.log.append(_buffers_of(rows), now_us)
         return Stored(rows[-1].number, start, start + len(rows), is_new=True, is_run=False)
 
     stored = await _in_writer(stream, work)

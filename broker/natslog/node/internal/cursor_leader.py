@@ -74,7 +74,7 @@ class CursorLeader:
     async def find(self, *, consumer: str | None, stream: str | None) -> list[CursorRecord]:
         """The cursors on streams that exist. Raises NoLeader, NotReady, CorruptLog."""
         led = self._led()
-        if self._state.cursors or led.leading is None or led.leading is not self._of:
+        if led.leading is None or led.leading is not self._of:
             async with self._turn:
                 led = await self._prepared()
         found = self._table.shown(self._state, consumer=consumer, stream=stream)
@@ -97,17 +97,6 @@ class CursorLeader:
             self._writing = asyncio.create_task(self._write(), name="cursors", context=Context())
             self._writing.add_done_callback(self._ended)
         return await asyncio.shield(call.done)
-
-    async def add_missing(self, cursors: Sequence[CursorRecord]) -> None:
-        """Stores the cursors of the metadata, before they are removed there. Raises as `change`."""
-        async with self._turn:
-            led = self._led()
-            if not self._state.cursors:
-                return  # they are removed already: what is stored here is newer
-            await self._prepare(led)
-            changes = Changes(self._table, self._state)
-            changes.add_missing(cursors)
-            await self._append(led, changes.rows)
 
     async def remove_stale(self) -> None:
         """Deletes the cursors of streams that are gone. Raises as `change`."""
@@ -134,8 +123,6 @@ class CursorLeader:
 
     async def _prepared(self) -> HostedStream:
         """The stream, with the table of its present epoch."""
-        if self._state.cursors:
-            raise NotReady("the cursors are being moved to their stream: repeat the request in a moment")
         led = self._led()
         await self._prepare(led)
         return led

@@ -1,10 +1,8 @@
-"""Cursors, from any broker: in the stream `__cursors` from feature level 2 on, in the metadata before.
+"""Cursors, from any broker: they are in the stream `__cursors`.
 
 Theory of operation. A call goes to the leader of `__cursors`: to `CursorLeader` here, or over the link to another
 broker. While there is no leader, it is repeated for some seconds, as a change of the metadata is; the id of the request
-makes a repetition harmless. The stream is created with the first cursor. When the feature level is raised, the
-metadata leader copies the cursors of the metadata into the stream, then removes them there. In between no broker
-changes or shows a cursor, so that a copy never replaces anything newer.
+makes a repetition harmless. The stream is created with the first cursor.
 """
 
 from __future__ import annotations
@@ -17,13 +15,12 @@ from typing import Any
 
 import msgspec
 
-from natslog.cluster.commands import DropCursor, DropMovedCursors, SetCursor
+from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursor_table import STREAM, SUBJECT, Change, not_found
 from natslog.cluster.cursors import CursorRecord, cursor_key
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import Index
 from natslog.errors import BrokerUnavailable, InvalidRequest, NatslogError, NoLeader, NotLeader, NotReady, ShuttingDown
-from natslog.log_events import event
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
@@ -40,7 +37,6 @@ _EVERY_S = 1.0
 _AGAIN_S = 0.05
 _PASSING = (NoLeader, NotLeader, NotReady, BrokerUnavailable, ShuttingDown)
 """Errors while another leader is being chosen, or this one is not ready."""
-_AT_ONCE = 500  # cursors in one message to another broker
 
 
 class Cursors:
@@ -52,18 +48,12 @@ class Cursors:
         cluster.questions.answerers |= {
             "cursors": self._answer_find,
             "change_cursors": self._answer_change,
-            "add_cursors": self._answer_add,
             "create_cursors": self._answer_create,
         }
 
     @property
     def _state(self) -> Metadata:
         return self._cluster.state
-
-    @property
-    def are_in_stream(self) -> bool:
-        """Whether the cluster keeps its cursors in the stream."""
-        return self._state.cursors_moved
 
     # ---- calls: the metadata here is up to date ----
 
@@ -75,21 +65,13 @@ class Cursors:
         Raises:
             NoLeader, MetadataUnavailable, …: repeat the call.
         """
-        if not self.are_in_stream:
-            return [
-                cursor
-                for _, cursor in sorted(self._state.cursors.items())
-                if consumer in (None, cursor.consumer) and stream in (None, cursor.stream)
-            ]
-        if STREAM not in self._state.streams and not self._state.cursors:
+        if STREAM not in self._state.streams:
             return []
         found = await self._of_leader("cursors", within_s, consumer=consumer, stream=stream)
         return msgspec.convert(found, list[CursorRecord])
 
     async def one(self, consumer: str, stream: str) -> CursorRecord:
         """Raises StreamNotFound, CursorNotFound; as `find`."""
-        if not self.are_in_stream:
-            return self._state.cursor(consumer, stream)
         self._state.stream(stream)
         found = await self.find(consumer=consumer, stream=stream)
         if not found:
@@ -102,21 +84,13 @@ class Cursors:
         Raises:
             StreamNotFound, StreamRecreated, TooManyCursors, StorageQuotaExceeded; as `find`.
         """
-        if not self.are_in_stream:
-            await self._cluster.group.propose(command, request)
-            return self._state.cursor(command.consumer, command.stream)
         (found,) = await self._change([command], request.id)
         if found is None:
             raise not_found(command.consumer, command.stream)
         return found
 
     async def set_many(self, commands: Sequence[SetCursor], request: Request) -> None:
-        """Sets all of them or none. Raises as `set`; InvalidRequest: the cluster is at feature level 1."""
-        if not self.are_in_stream:
-            raise InvalidRequest(
-                "many cursors in one request require feature level 2, but the cluster is at level "
-                f"{self._state.feature_level}: upgrade all brokers, then run natslog cluster finalize-upgrade"
-            )
+        """Sets all of them or none. Raises as `set`; InvalidRequest: one is named twice."""
         if len({cursor_key(one.consumer, one.stream) for one in commands}) < len(commands):
             raise InvalidRequest("a cursor is named twice: name each consumer and stream once")
         if commands:
@@ -124,9 +98,6 @@ class Cursors:
 
     async def drop(self, command: DropCursor, request: Request) -> None:
         """Raises StreamNotFound, CursorNotFound; as `find`."""
-        if not self.are_in_stream:
-            await self._cluster.group.propose(command, request)
-            return
         await self._change([command], request.id)
 
     async def _change(self, changes: Sequence[Change], request: str) -> list[CursorRecord | None]:
@@ -183,10 +154,6 @@ class Cursors:
         commands = [msgspec.convert(one, SetCursor | DropCursor) for one in changes]
         return msgspec.to_builtins(await self._leader.change(commands, request))
 
-    async def _answer_add(self, cursors: list[Any], as_of: int) -> None:
-        await self._cluster.group.applied(Index(as_of))
-        await self._leader.add_missing(msgspec.convert(cursors, list[CursorRecord]))
-
     async def _answer_create(self) -> None:
         await self._keeper.create(STREAM, SETTINGS)
 
@@ -199,7 +166,7 @@ class Cursors:
             if not task.cancelled() and (error := task.exception()) is not None:
                 on_bug("cursors", error)
 
-        self._task = asyncio.create_task(self._run(), name="cursors of the metadata")
+        self._task = asyncio.create_task(self._run(), name="cursors")
         self._task.add_done_callback(ended)
 
     async def stop(self) -> None:
@@ -211,25 +178,7 @@ class Cursors:
         while True:
             await asyncio.sleep(_EVERY_S)
             try:
-                if self.are_in_stream:
-                    await self._keeper.resize(STREAM)
-                    await self._move()
-                    await self._leader.remove_stale()
+                await self._keeper.resize(STREAM)
+                await self._leader.remove_stale()
             except NatslogError as error:
                 logger.debug("the cursors are kept as they are: %s", error.message)
-
-    async def _move(self) -> None:
-        """Of the metadata leader: copies the cursors of the metadata into the stream, then removes them there."""
-        cursors = list(self._state.cursors.values())
-        if not cursors or not self._cluster.group.is_leader:
-            return
-        for at in range(0, len(cursors), _AT_ONCE):
-            part = msgspec.to_builtins(cursors[at : at + _AT_ONCE])
-            await self._of_leader("add_cursors", _WITHIN_S, cursors=part)
-        await self._cluster.group.propose(DropMovedCursors())
-        logger.info(
-            "%d cursors were moved from the metadata to stream %s",
-            len(cursors),
-            STREAM,
-            extra=event("cursors.moved", stream=STREAM, count=len(cursors)),
-        )

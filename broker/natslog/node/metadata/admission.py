@@ -126,15 +126,14 @@ class Admission:
             raise outdated_folder(known, hello.url)
 
     def check_still_current(self, peer: Hello) -> None:
-        """For an open link: a newer life of that broker may have been applied here since the handshake. (At feature
-        level 1 a life is registered by another name than the handshake has.) Raises OutdatedFolder.
+        """For an open link: a newer life of that broker may have been applied here since the handshake. Raises
+        OutdatedFolder.
         """
         known = self.group.state.brokers.get(peer.broker)
         checked = self._checked.get(peer.broker)
         if checked is not None and checked[0] is known and checked[1] is peer:
             return  # as for the frame before
-        if known is not None and known.nonce:
-            self._check_lives(peer)
+        self._check_lives(peer)
         self._checked[peer.broker] = known, peer
 
     def _check_level(self, hello: Hello) -> None:

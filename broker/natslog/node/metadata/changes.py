@@ -13,7 +13,6 @@ import msgspec
 
 from natslog.cluster.activity import Activity, Before, is_silent
 from natslog.cluster.commands import Outcome, Proposal
-from natslog.cluster.features import ACTIVITY_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import Index
 from natslog.node.clock import now_us
@@ -46,7 +45,7 @@ class RecentChanges:
             return state.decide(proposal)
         before, version = Before(state, proposal), state.version
         outcome = state.decide(proposal)
-        if state.version != version and state.feature_level >= ACTIVITY_LEVEL:
+        if state.version != version:
             self._keep(index, before.compare(state))
         return outcome
 

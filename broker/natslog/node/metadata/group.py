@@ -24,7 +24,6 @@ import msgspec
 
 from natslog.cluster.commands import BackgroundCommand, Command, Outcome, Proposal, needs_room
 from natslog.cluster.encoding import decode_state, encode_proposal, encode_state
-from natslog.cluster.features import OUTCOMES_BY_AGE, WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import (
     AppendRequest,
@@ -147,9 +146,7 @@ class MetadataGroup:
     def found(self, snapshot: Snapshot) -> None:
         """Starts a new group from this snapshot; nothing may have been stored before."""
         assert self.store.is_blank, "a group is founded once"
-        level = decode_state(snapshot.data).feature_level
-        self._raise_level(level)
-        self._use_formats_of(level)
+        self._raise_level(decode_state(snapshot.data).feature_level)
         self.store.save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
         self._open()
 
@@ -223,13 +220,7 @@ class MetadataGroup:
                 self._another_leads.set_result(None)
                 self._another_leads = loop.create_future()
 
-    def _use_formats_of(self, level: int) -> None:
-        """What is stored with a snapshot of this feature level, and from then on, is in its format."""
-        self.store.uses_wal = level >= WAL_LEVEL
-
     def _save(self, ready: Ready) -> None:
-        if ready.snapshot is not None:
-            self._use_formats_of(decode_state(ready.snapshot.data).feature_level)
         self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
 
     def _apply(self, ready: Ready) -> None:
@@ -263,14 +254,9 @@ class MetadataGroup:
     async def _compact(self) -> None:
         if self.raft.log.pending_snapshot is not None:
             return  # a newer one was received meanwhile, and is to be stored first
-        level = self.state.feature_level
         snapshot = self.raft.compact(self.raft.applied, encode_state(self.state))
         self._compacted = snapshot.index
-        await asyncio.get_running_loop().run_in_executor(self._saver, self._store_compacted, snapshot, level)
-
-    def _store_compacted(self, snapshot: Snapshot, level: int) -> None:
-        self._use_formats_of(level)
-        self.store.compact(snapshot)
+        await asyncio.get_running_loop().run_in_executor(self._saver, self.store.compact, snapshot)
 
     # ---- messages of others ----
 
@@ -327,15 +313,10 @@ class MetadataGroup:
         """Proposes without waiting: the outcome is visible in the state, and the change is proposed again if it is
         missing.
         """
-        proposal = Proposal(id="" if self._by_age else secrets.token_hex(8), command=command)
         try:
-            self._propose_once(proposal)
+            self._propose_once(Proposal(id="", command=command))
         except NatslogError as error:
             logger.debug("the change %s was not proposed: %s", type(command).__name__, error.message)
-
-    @property
-    def _by_age(self) -> bool:
-        return self.state.feature_level >= OUTCOMES_BY_AGE
 
     async def propose(self, command: Command, request: Request | None = None) -> bool:
         """Returns whether the command, applied, changed anything; by then it is applied here.
@@ -352,9 +333,7 @@ class MetadataGroup:
                 broker=self.me,
             )
         request = request or Request(secrets.token_hex(8), f"broker {self.me}")
-        proposal = Proposal(id=request.id, command=command)
-        if self._by_age:
-            proposal = msgspec.structs.replace(proposal, client=request.client, address=request.address)
+        proposal = Proposal(id=request.id, command=command, client=request.client, address=request.address)
         require_storable(msgspec.to_builtins(command))
         if (known := self.state.outcome_of(proposal.id)) is not None:
             return _result(known)
@@ -399,10 +378,8 @@ class MetadataGroup:
                 "less often"
             )
         now_ms = monotonic_ms()
-        if self._by_age:
-            self._elapsed.begin_term(self.raft.term)
-            proposal = self._elapsed.dated(proposal, now_ms)
-        term, _ = self.raft.propose(encode_proposal(proposal))
+        self._elapsed.begin_term(self.raft.term)
+        term, _ = self.raft.propose(encode_proposal(self._elapsed.dated(proposal, now_ms)))
         self._elapsed.proposed(term, now_ms)
         self._news.set()
 

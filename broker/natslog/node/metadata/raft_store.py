@@ -1,9 +1,6 @@
 """The durable state of this broker's Raft member: hard state, snapshot, and the log entries after it.
 
-Two formats. Up to feature level 1 the files are those of natslog 0.1.0 (`raft_files_v1`), so that a broker can be
-downgraded; from level 2 on there is a write-ahead log (`raft_wal`). The version of `hard-state` shows which one a
-folder has. The first snapshot that is stored after `uses_wal` is set converts the store: as with every new log, the old
-files are valid until `hard-state` names the new one.
+The files are those of `raft_wal`. Here is what happens when one of them cannot be written.
 
 A full disk. A save on a full disk uses space from the reserve, if there is one: the result of the failed attempt is
 read again, as after a crash, and the save is repeated.
@@ -20,15 +17,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import StorageFailed
 from natslog.log.checked_file import sync_folder
 from natslog.log.checkpoints import NO_DESCRIPTORS
 from natslog.log_events import event
+from natslog.node.data_dir import require_wal
 from natslog.node.disk_reserve import NO_ROOM, DiskReserve
-from natslog.node.metadata.raft_files_v1 import LOG_FILE_BYTES, RaftFilesV1
 from natslog.node.metadata.raft_stored import FILES, Stored, damage, read
 from natslog.node.metadata.raft_wal import MANIFEST_VERSION, ROOM_BYTES, Manifest, RaftWal
 
@@ -40,27 +36,14 @@ _DESCRIPTORS_WITHIN_S, _DESCRIPTORS_POLL_S = 30.0, 0.05
 class RaftStore:
     """Opens the store in `folder` (made if missing) and finishes what a crash interrupted. Blocking, one owner.
 
-    Attributes:
-        uses_wal: the brokers of the cluster all read the write-ahead log: it may be written.
-
     Raises:
         CorruptLog: stored data is missing or damaged. Nothing was changed; the broker must not start.
-        DataDirError: a newer format.
+        DataDirError: a newer format, or that of feature level 1.
         StorageFailed: the folder cannot be read or written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        uses_wal: bool = False,
-        reserve: DiskReserve | None = None,
-        log_file_bytes: int = LOG_FILE_BYTES,
-        room_bytes: int = ROOM_BYTES,
-    ) -> None:
-        self.uses_wal = uses_wal
-        self._folder, self._reserve = folder, reserve
-        self._log_file_bytes, self._room_bytes = log_file_bytes, room_bytes
+    def __init__(self, folder: Path, *, reserve: DiskReserve | None = None, room_bytes: int = ROOM_BYTES) -> None:
+        self._folder, self._reserve, self._room_bytes = folder, reserve, room_bytes
         self._failure = ""
         with self._first_failure_is_final():
             folder.mkdir(parents=True, exist_ok=True)
@@ -146,19 +129,16 @@ class RaftStore:
         wanted = self._files.stored.after(hard_state, truncate_from, entries, snapshot)
         while True:
             try:
-                if not self.uses_wal or isinstance(self._files, RaftWal) or (snapshot is None and not self.is_blank):
-                    self._files.save(hard_state, truncate_from, entries, snapshot)
-                else:
-                    self._files = RaftWal.begin(self._folder, wanted, room_bytes=self._room_bytes)
+                self._files.save(hard_state, truncate_from, entries, snapshot)
                 return
             except OSError as error:
                 self._make_room(error)
             self._files = self._open()
-            if self._files.stored == wanted:
+            if self._files.stored == wanted and not self.is_missing:
                 return
             truncate_from = entries[0].index if entries else truncate_from  # some may have been stored meanwhile
 
-    def _open(self) -> RaftFilesV1 | RaftWal:
+    def _open(self) -> RaftWal:
         while True:
             try:
                 return self._read()
@@ -175,14 +155,12 @@ class RaftStore:
         if error.errno not in NO_ROOM or self._reserve is None or not self._reserve.release():
             raise error
 
-    def _read(self) -> RaftFilesV1 | RaftWal:
+    def _read(self) -> RaftWal:
         path = self._folder / "hard-state"
-        content = read(path, "raft-hard-state", MANIFEST_VERSION, dict[str, Any] | None)
-        if content is None and any(any(self._folder.glob(pattern)) for pattern in FILES):
+        require_wal(self._folder)
+        manifest: Manifest | None = read(path, "raft-hard-state", MANIFEST_VERSION, Manifest | None)
+        if manifest is None and any(any(self._folder.glob(pattern)) for pattern in FILES):
             raise damage(path, "the file is missing, but other files of the store exist")
-        if content is None or "wal" not in content:
-            return RaftFilesV1(self._folder, log_file_bytes=self._log_file_bytes)
-        manifest: Manifest = read(path, "raft-hard-state", MANIFEST_VERSION, Manifest)
         return RaftWal(self._folder, manifest, room_bytes=self._room_bytes)
 
     @contextmanager

@@ -19,8 +19,8 @@ from natslog.log.checked_file import read_checked
 from natslog.node.data_dir import REMEDY
 
 NO_SNAPSHOT = Snapshot()
-FILES = ("snapshot", "log-" + "[0-9]" * 20, "wal-*")
-"""Of both formats, beside `hard-state`."""
+FILES = ("wal-*", "snapshot", "log-" + "[0-9]" * 20)
+"""Beside `hard-state`; the last two at feature level 1 only."""
 
 
 class Stored(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The files of a Raft store from feature level 2 on: one write-ahead log, in which a save is one write and one sync.
+"""The files of a Raft store: one write-ahead log, in which a save is one write and one sync.
 
     FOLDER/hard-state   checked file, version 2: the id of the log; replaced only when another log begins
     FOLDER/wal-<id>     a head of 512 bytes, then records, then zeros up to the size that the file was made with
@@ -72,6 +72,7 @@ class RaftWal:
     """The log in `folder` that this manifest names, read and proven; what a crash interrupted is finished.
 
     Args:
+        manifest: None: nothing was ever stored, and nothing is changed before the first save.
         room_bytes: for saves, before another log begins.
 
     Raises:
@@ -79,29 +80,19 @@ class RaftWal:
         DataDirError: a newer format. OSError.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, room_bytes: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest | None, *, room_bytes: int) -> None:
         self.stored = Stored()
-        self._folder, self._id, self._room_bytes = folder, manifest.wal, room_bytes
+        self._folder, self._room_bytes = folder, room_bytes
+        self._id = None if manifest is None else manifest.wal
         self._size_bytes = self._end = self._crc = 0  # of the file as it was made; of the last record
+        if manifest is None:
+            return
         has_more = manifest.wal is not None and self._read(manifest.wal)
         sync_folder(folder)
         if has_more:
             self._begin(self.stored)
         else:
             self._remove_unnamed()
-
-    @staticmethod
-    def begin(folder: Path, stored: Stored, *, room_bytes: int) -> RaftWal:
-        """A new log with the stored data, which replaces all other files in `folder`: they are valid until this
-        returns.
-        """
-        if not (folder / "hard-state").exists():
-            write_checked(folder / "hard-state", "raft-hard-state", MANIFEST_VERSION, Manifest(None))
-        wal = object.__new__(RaftWal)
-        wal._folder, wal._room_bytes = folder, room_bytes
-        wal._begin(stored)
-        wal.stored = stored
-        return wal
 
     def save(
         self,
@@ -129,6 +120,10 @@ class RaftWal:
     # What follows changes names: between any two steps, and after the loss of what was not synced, the folder opens.
 
     def _begin(self, stored: Stored) -> None:
+        """A new log with the stored data, which replaces all other files: they are valid until it is named."""
+        manifest = self._folder / "hard-state"
+        if not manifest.exists():  # a log without one would be damage
+            write_checked(manifest, "raft-hard-state", MANIFEST_VERSION, Manifest(None))
         self._id = secrets.token_hex(8)
         self._crc = crc32c(self._id.encode())
         record = self._record(_Record(stored.hard_state, None, stored.entries, stored.snapshot))
@@ -138,11 +133,11 @@ class RaftWal:
             write_all(file.fileno(), [self._head(), record, bytes(self._room_bytes)])
             os.fsync(file.fileno())
         sync_folder(self._folder)
-        write_checked(self._folder / "hard-state", "raft-hard-state", MANIFEST_VERSION, Manifest(self._id))
+        write_checked(manifest, "raft-hard-state", MANIFEST_VERSION, Manifest(self._id))
         self._remove_unnamed()
 
     def _remove_unnamed(self) -> None:
-        """Other logs, the files of format version 1, and unfinished replacements. `hard-state` is durable by now."""
+        """Other logs, and unfinished replacements. `hard-state` is durable by now."""
         for path in [found for pattern in (*FILES, "*.new") for found in self._folder.glob(pattern)]:
             if path != self._path:
                 os.unlink(path)

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from natslog.cluster.encoding import decode_proposal, decode_state, encode_state
-from natslog.cluster.features import WAL_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import HardState, Index, Member, Membership, Snapshot, Term
 from natslog.errors import InvalidRequest
@@ -80,9 +79,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
         brokers={} if known is None else {me: known},
         streams={name: _alone(record, me) for name, record in kept.items()},
         tombstones={key: one for key, one in state.tombstones.items() if one.broker == me},
-        cursors={key: one for key, one in state.cursors.items() if one.stream in kept},
         feature_level=state.feature_level,
-        cursors_moved=state.cursors_moved,
     )
     member = Member(id=me, directory=identity.directory, url="" if known is None else known.url)
     snapshot = Snapshot(
@@ -92,7 +89,7 @@ def _recover(data_dir: DataDir, is_dry_run: bool) -> Recovered:
         data=encode_state(new),
     )
     data_dir.raise_level(new.feature_level)
-    _replace_store(data_dir, store, snapshot, uses_wal=new.feature_level >= WAL_LEVEL)
+    _replace_store(data_dir, store, snapshot)
     data_dir.recovered_as(recovered.cluster_id)
     return recovered
 
@@ -125,15 +122,13 @@ def _alone(record: StreamRecord, me: BrokerId) -> StreamRecord:
     )
 
 
-def _replace_store(data_dir: DataDir, store: RaftStore, snapshot: Snapshot, *, uses_wal: bool) -> None:
+def _replace_store(data_dir: DataDir, store: RaftStore, snapshot: Snapshot) -> None:
     """The old one is kept beside it; a crash in between leaves the old one, under one name or the other."""
     store.close()
     fresh = data_dir.path / "raft.new"
     shutil.rmtree(fresh, ignore_errors=True)
     reserve = DiskReserve(data_dir.raft / "reserve")
-    RaftStore(fresh, uses_wal=uses_wal, reserve=reserve).save(
-        HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot
-    )
+    RaftStore(fresh, reserve=reserve).save(HardState(term=snapshot.term, commit=snapshot.index), None, (), snapshot)
     former = data_dir.path / f"raft.before-{snapshot.index}"
     data_dir.raft.rename(former)
     fresh.rename(data_dir.raft)

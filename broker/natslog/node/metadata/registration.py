@@ -15,9 +15,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from natslog.cluster.commands import BrokerRecord, RegisterBroker
-from natslog.cluster.features import JETSTREAM_LEVEL
-from natslog.cluster.incarnations import NONCE_LEVEL, outdated_folder
-from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OutdatedFolder, StorageUnavailable
+from natslog.errors import CorruptLog, NatslogError, OutdatedFolder, StorageUnavailable
 from natslog.log_events import event
 from natslog.node.clock import monotonic_ms
 from natslog.node.data_dir import REMEDY, DataDir
@@ -114,11 +112,10 @@ class Registration:
             await asyncio.sleep(TICK_S)
 
     async def _propose(self) -> None:
-        """Raises OutdatedFolder. Others (MetadataUnavailable, StorageUnavailable, InvalidRequest): propose again."""
+        """Raises OutdatedFolder. Others (MetadataUnavailable, StorageUnavailable): propose again."""
         if self._life.is_missing:
             await self._follow_own_metadata()
-        has_nonce = self._group.state.feature_level >= NONCE_LEVEL
-        await self._change_life(lambda: self._life.note(has_nonce=has_nonce))
+        await self._change_life(self._life.note)
         config, life = self._admission.config, self._life
         me = BrokerRecord(
             id=self._admission.me,
@@ -126,21 +123,11 @@ class Registration:
             rack=config.rack,
             directory=self._data_dir.identity.directory,
             life=life.number,
-            nonce=life.nonce if has_nonce else "",
-            tags=config.tags if self._group.state.feature_level >= JETSTREAM_LEVEL else (),
+            nonce=life.nonce,
+            tags=config.tags,
         )
-        command = RegisterBroker(broker=me, after=life.after, lives=life.lives if has_nonce else ())
-        request = Request(f"{life.name} is up as {me.incarnation}", f"broker {me.id}")
-        try:
-            await self._group.propose(command, request)
-        except InvalidRequest:
-            if has_nonce or self._group.state.feature_level < NONCE_LEVEL:
-                raise
-            await self._propose()  # the cluster's level was not known here before it refused
-            return
-        known = self._group.state.brokers.get(me.id)
-        if known is not None and known.incarnation != me.incarnation:  # at feature level 1 no error reports this
-            raise outdated_folder(known, config.url)
+        command = RegisterBroker(broker=me, after=life.after, lives=life.lives)
+        await self._group.propose(command, Request(f"{life.name} is up", f"broker {me.id}"))
 
     async def _follow_own_metadata(self) -> None:
         """The only broker of a cluster has every decision: the restored copy of its folder continues from there, as

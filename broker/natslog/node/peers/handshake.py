@@ -115,16 +115,6 @@ def other_protocol(who: str, protocol: int, version: str) -> ClusterMismatch:
     )
 
 
-def refusal_for_protocol_1(dialler: str) -> tuple[ClusterMismatch, bytes]:
-    """For natslog 0.1.0, whose link is a WebSocket from the beginning: the error, and the frame that reports it."""
-    error = ClusterMismatch(
-        f"this broker runs natslog {natslog_version()}, which uses link protocol {PROTOCOL}, but {dialler} connects "
-        "as natslog 0.1.0 does, which uses link protocol 1: stop all brokers and start them with the newer version"
-    )
-    header = msgspec.msgpack.encode(["refused", error.to_json()["error"]])
-    return error, len(header).to_bytes(4, "big") + header
-
-
 def _proof_of(header: str, keys: KeyRing) -> tuple[Key, str] | None:
     """The first key of the header that is known here, and the proof."""
     for each in header.split(",")[:_MAX_KEYS]:

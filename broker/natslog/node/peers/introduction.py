@@ -7,8 +7,8 @@ import ssl
 import aiohttp
 import msgspec
 
-from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, NotReady, OutdatedFolder, natslog_version
-from natslog.node.peers.handshake import LINK_PATH, MAX_HELLO_BYTES, PROOF_HEADER, PROTOCOL, Dialling, Met
+from natslog.errors import BrokerUnavailable, ClusterMismatch, NatslogError, NotReady, OutdatedFolder
+from natslog.node.peers.handshake import LINK_PATH, MAX_HELLO_BYTES, PROOF_HEADER, Dialling, Met
 from natslog.node.peers.owner import LinkOwner
 
 _MAX_REASON_CHARS = 600
@@ -56,12 +56,6 @@ def _refusal(status: int, body: bytes) -> NatslogError:
     kept, because they are displayed in other places: this broker's folder is outdated, and the other broker is
     starting.
     """
-    if status in (404, 405, 501):
-        return ClusterMismatch(
-            f"it does not support link protocol {PROTOCOL} of natslog {natslog_version()}: it runs natslog 0.1.0, "
-            f"which uses link protocol 1, or it is not a broker (HTTP {status}). Stop all brokers and start them "
-            "with the newer version"
-        )
     try:
         error = msgspec.json.decode(body)["error"]
         reason = "".join(char for char in str(error["message"]) if char.isprintable())[:_MAX_REASON_CHARS]

@@ -312,7 +312,7 @@ class Companion:
             raise self._not_leading()
         if (refusal := stream.refusal()) is not None:
             raise refusal
-        time_us, batch_format = ingest.stream_time.now_us(), stream.batch_format
+        time_us = ingest.stream_time.now_us()
 
         def append() -> int:
             if taken[0].covers is not None:
@@ -320,7 +320,7 @@ class Companion:
             records = [record for request in taken for record in request.records]
             if not records:  # a snapshot of nothing
                 return self.log.log_end_offset
-            return self.log.append(rows_of(records), time_us, batch_format)[0]
+            return self.log.append(rows_of(records), time_us)[0]
 
         offset = await self._in_thread(append)
         for request in taken:

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.arrow.run_marks import RunMark
-from natslog.cluster.features import RUN_DIGESTS_LEVEL
 from natslog.cluster.roles import LeaderReplica
 from natslog.errors import (
     BatchConflict,
@@ -291,7 +290,7 @@ class _Work:
             rows=rows,
             size_bytes=size_bytes,
             now_us=time_us,
-            digest=self.requested.digest if self.stream.feature_level >= RUN_DIGESTS_LEVEL else None,
+            digest=self.requested.digest,
         )
         for row, found in ids:
             start = run.start + row

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from natslog.arrow.batch_line import FIRST_FORMAT, BatchHeader
+from natslog.arrow.batch_line import BatchHeader
 from natslog.arrow.restamping import restamped
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OffsetOutOfRange, StorageFailed, StreamConflict
 from natslog.log.batch_encoder import EncodedBatch
@@ -138,5 +138,3 @@ class _Append:
             run = header.run
             if run is not None and not run.start <= header.base_offset < header.end_offset <= run.end:
                 raise InvalidRequest(f"the batch at offset {header.base_offset} has the mark of another run")
-            if header.batch_format != FIRST_FORMAT and self.stream.batch_format == FIRST_FORMAT:
-                raise InvalidRequest("the cluster does not support batches of format 2 yet: finalize its upgrade")

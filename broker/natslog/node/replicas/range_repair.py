@@ -18,7 +18,6 @@ from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from natslog.cluster.features import SCRUB_LEVEL
 from natslog.errors import (
     BrokerUnavailable,
     CorruptLog,
@@ -82,9 +81,6 @@ class RangeRepairs:
         """Repairs what is known to be damaged in sealed segments, as far as that is possible now."""
         log = stream.log
         if log is None or not log.scrub.damaged or stream.is_to_be_repaired or not stream.has_others_in_sync:
-            return
-        if stream.feature_level < SCRUB_LEVEL:  # the other brokers may not have the request
-            stream.repair_all(log.scrub.problem or CorruptLog("a part of the log is damaged"))
             return
         for segment, end_offset, damaged in _damaged_segments(log):
             if end_offset is None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from natslog.cluster.activity import Kind
 from natslog.cluster.commands import BackgroundCommand, IsrChange
-from natslog.cluster.features import FOLDER_NAMES_LEVEL, MERGING_LEVEL, SCRUB_LEVEL
+from natslog.cluster.features import MERGING_LEVEL
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
 from natslog.log.recent_commits import RecentRoom
@@ -112,12 +112,10 @@ class Services:
             store=self.store,
             kept_counts=self.kept_counts,
             recent_room=self.recent_room,
-            stores_scrub=self.level >= SCRUB_LEVEL,
-            merges_segments=self.level >= MERGING_LEVEL,
+            merges_segments=self.group.state.feature_level >= MERGING_LEVEL,
             closed_early=lambda: self.wake_upkeep(),
         )
-        shown_name = record.name if self.level >= FOLDER_NAMES_LEVEL else ""
-        return LogFolder(self.data_dir.stream_folder(record.id, shown_name), options)
+        return LogFolder(self.data_dir.stream_folder(record.id, record.name), options)
 
     # ---- `cluster.replica_steps.Surroundings` ----
 
@@ -147,7 +145,3 @@ class Services:
     @property
     def has_time(self) -> bool:
         return self.clock.has_time
-
-    @property
-    def level(self) -> int:
-        return self.group.state.feature_level

@@ -16,9 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.cluster.activity import Kind
-from natslog.cluster.features import BATCH_FORMAT_LEVEL, COMPANION_LEVEL, STOP_LEVEL
+from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     BeginEpoch,
@@ -46,7 +45,6 @@ from natslog.cluster.stream_changes import importing
 from natslog.errors import (
     CorruptAnswer,
     CorruptLog,
-    InvalidRequest,
     NatslogError,
     NoLeader,
     ShuttingDown,
@@ -309,15 +307,6 @@ class HostedStream:
     def successor(self, stopping: Collection[BrokerId]) -> BrokerId | None:
         return self._replica.successor(stopping)
 
-    @property
-    def feature_level(self) -> int:
-        return self._services.level
-
-    @property
-    def batch_format(self) -> int:
-        """In which batches are appended at this level."""
-        return LATEST_FORMAT if self.feature_level >= BATCH_FORMAT_LEVEL else FIRST_FORMAT
-
     def usable_log(self) -> ReplicaLog:
         """Raises the problem where there is one."""
         if self._log is None:
@@ -433,7 +422,7 @@ class HostedStream:
 
     async def transfer_leadership(self, to: BrokerId) -> None:
         """Returns when it was transferred, or could not be in time: then this replica remains leader."""
-        has_ids = self.record.settings.dedupe_window_s > 0 and self.feature_level >= STOP_LEVEL
+        has_ids = self.record.settings.dedupe_window_s > 0 and self._services.group.state.feature_level >= STOP_LEVEL
         if has_ids and self.is_leading and to != self._replica.me and to in self.record.isr:
             await self._services.prepare_successor(to, self.id)
         if not self._replica.transfer(to, monotonic_ms()):
@@ -553,8 +542,8 @@ class HostedStream:
         created if there is none. Returns the offset behind them when they are committed and delivered here.
 
         Raises:
-            InvalidRequest: the cluster is at feature level 1, or the records are too large. StorageFull, …: nothing was
-                appended. NoLeader, NotEnoughReplicas: the message states whether the change may have taken effect.
+            InvalidRequest: the records are too large. StorageFull, …: nothing was appended. NoLeader,
+                NotEnoughReplicas: the message states whether the change may have taken effect.
         """
         return await (await self._writable_companion()).append(records)
 
@@ -569,12 +558,7 @@ class HostedStream:
         await (await self._writable_companion()).shorten(snapshot, covers)
 
     async def _writable_companion(self) -> Companion:
-        """The companion log, which is created if necessary. Raises InvalidRequest, NoLeader."""
-        if self.feature_level < COMPANION_LEVEL:
-            raise InvalidRequest(
-                f"changes that are stored in a companion log require feature level {COMPANION_LEVEL}, but the cluster "
-                f"is at level {self.feature_level}: upgrade all brokers, then run natslog cluster finalize-upgrade"
-            )
+        """The companion log, which is created if necessary. Raises NoLeader."""
         try:
             async with asyncio.timeout(_COMPANION_WITHIN_S):
                 while True:
@@ -1019,7 +1003,6 @@ class HostedStream:
             appended=self.appended,
             written=self.send_written,
             refusal=self.refusal,
-            batch_format=lambda: self.batch_format,
             domain=lambda: services.domain(),
         )
         async with self._preparing:  # what was begun is completed sooner than begun again

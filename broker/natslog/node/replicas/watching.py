@@ -107,5 +107,5 @@ async def _at(link: DialledLink | None, seen: Seen, wait_ms: int) -> None:
             await link.ask("watch", wait_ms / 1000 + _ANSWER_WITHIN_S, seen=seen, wait_ms=wait_ms)
             return
     except NatslogError:
-        pass  # unreachable, or of an older version
+        pass  # unreachable
     await asyncio.sleep(_UNWATCHED_S)

@@ -14,29 +14,20 @@ from natslog.log.rollups import ALL, SUBJECT, rollup_of
 from natslog.model import StreamSettings
 
 
-def refusal_of(demands: dict[str, str], stream: str, settings: StreamSettings, *, checks: bool) -> NatslogError | None:
-    """Why a message with these headers is not stored; None if it may be.
-
-    Args:
-        checks: whether the feature level has conditions. Below it they are refused, and `Nats-TTL` and `Nats-Rollup`
-            are stored unchecked.
-    """
+def refusal_of(demands: dict[str, str], stream: str, settings: StreamSettings) -> NatslogError | None:
+    """Why a message with these headers is not stored; None if it may be."""
     expectations = [name for name in demands if name.startswith(conditions.EXPECTED_PREFIX)]
-    if expectations and not checks:
-        return InvalidRequest(
-            "Nats-Expected-… headers are checked from feature level 2 on: run natslog cluster finalize-upgrade"
-        )
     unknown = [name for name in expectations if name not in conditions.KNOWN_EXPECTATIONS]
     if unknown:
         return InvalidRequest(f"natslog does not check the header {unknown[0]}: leave it out")
     if demands.get(conditions.EXPECTED_STREAM, "") not in ("", stream):
         return ConditionFailed("expected stream does not match", err_code=10060, stream=stream)
-    if checks and (ttl := demands.get(conditions.TTL)):
+    if ttl := demands.get(conditions.TTL):
         if ttl_s(ttl) is None:
             return PublishRefused("invalid per-message TTL", err_code=10165, stream=stream)
         if not settings.allow_ttl:
             return PublishRefused("per-message TTL is disabled", err_code=10166, stream=stream)
-    if checks and (rollup := demands.get(conditions.ROLLUP)):
+    if rollup := demands.get(conditions.ROLLUP):
         if not settings.allow_rollup:
             return rollup_not_permitted()
         if (value := rollup_of(rollup)) not in (SUBJECT, ALL):

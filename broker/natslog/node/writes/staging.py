@@ -91,7 +91,7 @@ class StagedPart:
 
 
 class _Description(msgspec.Struct, frozen=True):
-    """The file beside a part. `covered_by`: a text where the stream has one subject, as natslog 0.1.0 writes it."""
+    """The file beside a part. `covered_by`: a text where the stream has one subject."""
 
     stream: str
     producer: str

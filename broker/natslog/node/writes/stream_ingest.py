@@ -39,7 +39,6 @@ import numpy as np
 import numpy.typing as npt
 
 from natslog import tracing
-from natslog.arrow.batch_line import FIRST_FORMAT, LATEST_FORMAT
 from natslog.arrow.row_buffers import RowBuffers
 from natslog.errors import ConditionFailed, InvalidRequest, NatslogError, Overloaded, ShuttingDown
 from natslog.ingest import acks
@@ -167,7 +166,6 @@ class StreamIngest:
             follows. Without it all that is appended is committed.
         written: told, in the event loop, of a small commit that is written, before it is synced.
         refusal: why nothing may be appended now, if so; asked from any thread.
-        batch_format: of what is appended now (see `arrow.batch_line`); asked from any thread.
         domain: of JetStream, that acks of a stream of its API state; empty: none. Asked from any thread.
 
     Attributes:
@@ -192,7 +190,6 @@ class StreamIngest:
         appended: Callable[[int], object] | None = None,
         written: Written | None = None,
         refusal: Callable[[], NatslogError | None] = lambda: None,
-        batch_format: Callable[[], int] = lambda: LATEST_FORMAT,
         domain: Callable[[], str] = lambda: "",
     ) -> None:
         self._domain = domain
@@ -216,7 +213,6 @@ class StreamIngest:
         self._appended = appended or self.release
         self._written = written
         self._refusal = refusal
-        self._batch_format = batch_format
         self._uncommitted: deque[_Outcome] = deque()
         self._timing = CommitTiming()
         self._is_copying = False  # copies of a commit are awaited
@@ -304,8 +300,6 @@ class StreamIngest:
         """
         if self._has_turn or self._gathered or self._has_spans:
             return False
-        if self._batch_format() == FIRST_FORMAT:
-            return False
         most_bytes = _QUICK_BYTES if self.max_message_bytes is None else self.max_message_bytes
         size_bytes = self.ack_rules.plain_bytes(frames, most_bytes)
         if not 0 < size_bytes <= _QUICK_BYTES or not self._memory.fits(size_bytes) or self.why_not() is not None:
@@ -326,11 +320,8 @@ class StreamIngest:
         return True
 
     def _receive(self, frames: Frames) -> None:
-        opened = None
-        reads_envelopes = self._batch_format() > FIRST_FORMAT
-        if reads_envelopes:
-            opened, unread = open_messages(frames)
-            self.stats.unread_envelopes += unread
+        opened, unread = open_messages(frames)
+        self.stats.unread_envelopes += unread
         frames = self.ack_rules.applied(frames, opened)
         survey = survey_of(frames)
         self.stats.received += len(frames.rows)
@@ -344,7 +335,7 @@ class StreamIngest:
         if not len(frames.rows):
             return
         most_bytes = self.max_message_bytes
-        for received, is_unread in split_envelopes(frames, reads=reads_envelopes, max_message_bytes=most_bytes):
+        for received, is_unread in split_envelopes(frames, max_message_bytes=most_bytes):
             match received:
                 case Frames():
                     self.stats.unread_envelopes += is_unread
@@ -404,12 +395,11 @@ class StreamIngest:
 
     def _without_refused_demands(self, frames: Frames, marks: Marks) -> Frames:
         """Checks the headers of the marked frames that depend on the settings of the stream only."""
-        checks, settings = self._batch_format() > FIRST_FORMAT, self.log.settings
         are_envelopes, refused = begin_as_envelopes(frames), np.zeros(len(frames.rows), np.bool_)
         errors: dict[str, tuple[NatslogError, list[int]]] = {}
         for at in np.flatnonzero(marks).tolist():
-            error = refusal_of(demands_at(frames, at), self.name, settings, checks=checks)
-            if error is None and checks and are_envelopes[at]:
+            error = refusal_of(demands_at(frames, at), self.name, self.log.settings)
+            if error is None and are_envelopes[at]:
                 error = InvalidRequest(
                     "an envelope of rows has no Nats-Expected-…, Nats-TTL or Nats-Rollup header of its own: "
                     "send its rows as messages"
@@ -433,12 +423,11 @@ class StreamIngest:
                 frames, Overloaded("the broker's memory for uncommitted messages is full: reduce the publish rate")
             )
             return
-        packs_ids = self._batch_format() > FIRST_FORMAT
-        conditions = conditions_of(frames) if has_conditions and packs_ids else ()  # both from feature level 2 on
+        conditions = conditions_of(frames) if has_conditions else ()
 
         def add(builder: BatchBuilder) -> None:
             builder.add_conditions(conditions)
-            builder.add(frames, survey, packs_ids=packs_ids)
+            builder.add(frames, survey)
 
         self._add(survey.frame_bytes, add)
 
@@ -902,7 +891,7 @@ class StreamIngest:
 
     def _append_rows(self, rows: RowBuffers, time_us: int) -> int:
         written = self._written if self._is_in_loop else None
-        base_offset, _ = self.log.append(rows, time_us, self._batch_format(), written)
+        base_offset, _ = self.log.append(rows, time_us, written)
         self._last_of_subjects.appended(rows, base_offset)
         return base_offset
 

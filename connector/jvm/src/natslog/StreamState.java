@@ -66,17 +66,7 @@ record StreamState(String name, String id, long start, long end, long epoch, Map
       body.put("seen", known);
       body.put("wait_ms", waitMs);
     }
-    JsonNode listed;
-    try {
-      listed = broker.post("/v1/positions", body, List.of(), waitMs / 1000.0, StreamState::unlessCurrent);
-    } catch (NatslogException error) {
-      if (error.is("not_found")) {
-        throw NatslogException.config(
-            "the brokers are of natslog 0.1.0, which the columnar reader cannot read from: upgrade them, or remove the "
-                + "jar from the class path");
-      }
-      throw error;
-    }
+    JsonNode listed = broker.post("/v1/positions", body, List.of(), waitMs / 1000.0, StreamState::unlessCurrent);
     Map<String, StreamState> found = new TreeMap<>();
     for (JsonNode one : listed) {
       String name = one.path("name").asText();

@@ -16,7 +16,7 @@ from natslog.node.metadata.changes import RecentChanges
 class Stage:
     """A broker with an activity stream that is never delivered."""
 
-    def __init__(self, level: int = 2) -> None:
+    def __init__(self, cluster_id: str = "c") -> None:
         incarnation = SimpleNamespace(incarnation="d2.1.n")
         self.sessions: set[int] | None = {2}
         self.services = SimpleNamespace(has_room=True, report=None)
@@ -24,7 +24,7 @@ class Stage:
         cluster: Any = SimpleNamespace(
             me=1,
             group=group,
-            state=SimpleNamespace(feature_level=level, cluster_id="c", brokers={2: incarnation}),
+            state=SimpleNamespace(cluster_id=cluster_id, brokers={2: incarnation}),
             questions=SimpleNamespace(answerers={}),
             leading=SimpleNamespace(sessions=lambda: self.sessions),
         )
@@ -55,8 +55,8 @@ def test_oldest_events_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) 
     assert (stage.activity.waiting, stage.activity.dropped) == (2, 1)
 
 
-def test_nothing_is_reported_at_level_1() -> None:
-    stage = Stage(level=1)
+def test_nothing_is_reported_before_the_broker_belongs_to_a_cluster() -> None:
+    stage = Stage(cluster_id="")
     stage.activity.report("activity.broker.disk_low", broker=1)
     assert stage.kinds() == []
 

@@ -44,12 +44,6 @@ def test_refused_proposal_is_no_event() -> None:
     assert not changes.after(0)
 
 
-def test_nothing_is_kept_at_level_1() -> None:
-    changes, state = RecentChanges(), Metadata(cluster_id="c", feature_level=1)
-    assert changes.decide(state, 1, create("a")).changed  # type: ignore[arg-type]
-    assert not changes.after(0)
-
-
 def test_oldest_events_are_dropped_and_counted_where_this_broker_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 2)
     changes, state = RecentChanges(), Metadata(cluster_id="c", feature_level=2)

@@ -6,13 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from natslog.cluster.commands import BrokerRecord, FinalizeUpgrade, Proposal, RegisterBroker, SetCursor
+from natslog.cluster.commands import BrokerRecord, Proposal, RegisterBroker
 from natslog.cluster.metadata import Metadata
 from natslog.consensus import Member, Snapshot
-from natslog.errors import StreamNotFound
-from natslog.model import BrokerId, Offset, StreamId
+from natslog.model import BrokerId
 from natslog.node.metadata.group import MetadataGroup, Request, founding_snapshot
 
 ME = BrokerId(1)
@@ -43,43 +40,6 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
         await group._compact()
         assert group.store.snapshot.index == received.index
         await group.stop()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("level", [1, 2])
-def test_raft_log_is_in_the_format_of_the_feature_level(tmp_path: Path, level: int) -> None:
-    """A new group begins with it. One of level 1 keeps its files until it was finalized, and a snapshot is taken."""
-
-    def ignored(*arguments: Any) -> None:
-        """No server listens."""
-
-    def version() -> bytes:
-        return (tmp_path / "hard-state").read_bytes().split()[2]
-
-    async def run() -> None:
-        group = MetadataGroup(
-            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
-        )
-        membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
-        group.found(founding_snapshot(Metadata(cluster_id="c", feature_level=level), membership))
-        assert version() == (b"v1" if level == 1 else b"v2")
-        group.start()
-        cursor = SetCursor(consumer="c", stream="s", stream_id=StreamId("x"), offset=Offset(1), set_us=1)
-        with pytest.raises(StreamNotFound):
-            await group.propose(cursor)
-        await group._compact()
-        assert version() == (b"v1" if level == 1 else b"v2"), "a downgraded broker can read it"
-        await group.propose(FinalizeUpgrade(level=2))
-        assert version() == (b"v1" if level == 1 else b"v2")
-        await group._compact()
-        assert version() == b"v2"
-        await group.stop()
-        again = MetadataGroup(
-            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
-        )
-        assert again.state.feature_level == 2
-        await again.stop()
 
     asyncio.run(run())
 

@@ -25,14 +25,13 @@ from natslog.node.data_dir import DataDir, Identity, read_identity
 from natslog.node.life import _Stored
 from natslog.node.metadata.entries import check_entries
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
-from natslog.node.metadata.raft_files_v1 import _Contents
 from natslog.node.metadata.raft_store import RaftStore
 from natslog.node.metadata.raft_wal import Manifest, _Record
 from natslog.node.metadata.recover import recover
 
 ME, OTHER = BrokerId(1), BrokerId(2)
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
-GOLDEN = Path(__file__).parents[3] / "golden" / "data-dir-v0.1.0" / "data"
+GOLDEN = Path(__file__).parents[3] / "golden" / "data-dir-v0.2.0" / "data"
 
 
 def structs_in(kind: Any, found: set[Any]) -> set[Any]:
@@ -49,7 +48,7 @@ def structs_in(kind: Any, found: set[Any]) -> set[Any]:
 def test_every_struct_of_the_metadata_rejects_unknown_fields() -> None:
     found: set[Any] = set()
     roots = (Metadata, RecentOutcomes, Proposal, Entry, Snapshot, Membership, Identity, _Stored, Message)
-    for root in (*roots, _Contents, Manifest, _Record):
+    for root in (*roots, Manifest, _Record):
         structs_in(root, found)
     assert len(found) > 30
     lax = sorted(kind.__name__ for kind in found if not kind.__struct_config__.forbid_unknown_fields)
@@ -66,10 +65,10 @@ def widened(data: bytes, *path: str) -> bytes:
 
 
 def test_states_and_commands_of_a_newer_version_are_refused() -> None:
-    state = unpack((GOLDEN.parents[1] / "metadata-state-v1.msgpack").read_bytes(), type=Metadata)
+    state = unpack((GOLDEN.parents[1] / "metadata-imports-state-v2.msgpack").read_bytes(), type=Metadata)
     data = encode_state(state)
     assert decode_state(data) == state
-    newer = [widened(data), widened(data, "streams", "orders"), widened(data, "streams", "orders", "settings")]
+    newer = [widened(data), widened(data, "streams", "resumed"), widened(data, "streams", "resumed", "settings")]
     for one in newer:
         with pytest.raises(UpgradeRequired, match="newer version of natslog.*of_a_newer_version.*upgrade this broker"):
             decode_state(one)
@@ -83,13 +82,13 @@ def test_states_and_commands_of_a_newer_version_are_refused() -> None:
             decode_proposal(one)
 
 
-@pytest.mark.parametrize("name", ["broker", "life", "raft/hard-state", "raft/snapshot"])
+@pytest.mark.parametrize("name", ["broker", "life", "raft/hard-state"])
 def test_a_file_with_a_newer_field_stops_the_start_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     shutil.copytree(GOLDEN, folder)
-    kind = {"raft/hard-state": "raft-hard-state", "raft/snapshot": "raft-snapshot"}.get(name, name)
-    body = read_checked(folder / name, kind, 2)
-    write_checked(folder / name, kind, 2 if name == "broker" else 1, body | {"of_a_newer_version": 1})
+    kind, version = name.replace("/", "-"), 3 if name == "broker" else 2
+    body = read_checked(folder / name, kind, version)
+    write_checked(folder / name, kind, version, body | {"of_a_newer_version": 1})
     before = contents(folder)
     opened = partial(RaftStore, folder / "raft") if name.startswith("raft") else partial(DataDir, folder, 1)
     with pytest.raises(UpgradeRequired, match=f"{name}.*newer version of natslog.*upgrade this broker"):
@@ -116,7 +115,7 @@ def test_a_folder_of_a_higher_level_is_refused(tmp_path: Path) -> None:
 class Opened:
     """A group of two brokers on a folder, which this one follows."""
 
-    def __init__(self, folder: Path, *, level: int = 1) -> None:
+    def __init__(self, folder: Path, *, level: int = 2) -> None:
         self.folder, self.bugs, self.levels, self.applied = folder, [], [], 0
         if not (folder / "hard-state").exists():
             members = tuple(Member(id=one, directory=f"d{one}", url=f"http://127.0.0.1:{one}") for one in (1, 2))
@@ -152,7 +151,7 @@ def command(index: int, data: bytes) -> Entry:
 
 
 UNKNOWN = pack({"id": "p", "command": {"type": "RenameStream", "name": "a"}})
-RAISED = encode_proposal(Proposal(id="r", command=FinalizeUpgrade(level=2)))
+RAISED = encode_proposal(Proposal(id="r", command=FinalizeUpgrade(level=3)))
 
 
 def test_an_unknown_command_from_the_leader_stops_the_broker_and_is_not_stored(tmp_path: Path) -> None:
@@ -188,8 +187,8 @@ def test_the_folder_notes_a_level_before_it_is_applied(tmp_path: Path) -> None:
         await opened.receive(command(2, RAISED), commit=2)
         await opened.group.stop()
         assert opened.bugs == []
-        assert opened.group.state.feature_level == 2
-        assert opened.levels == [(1, 0), (2, 1)], "at the start, and while the state was at level 1"
+        assert opened.group.state.feature_level == 3
+        assert opened.levels == [(2, 0), (3, 2)], "at the start, and while the state was at level 2"
 
     asyncio.run(run())
 
@@ -202,14 +201,14 @@ def test_the_folder_notes_a_level_before_a_snapshot_of_it_is_stored(tmp_path: Pa
             index=known.index + 100,
             term=known.term,
             membership=known.membership,
-            data=encode_state(Metadata(cluster_id="c", feature_level=2)),
+            data=encode_state(Metadata(cluster_id="c", feature_level=3)),
         )
         stored: list[int] = []
         opened.group._raise_level = lambda level: stored.append(opened.group.store.snapshot.index)
         opened.group.raft.log.restore(newer)
         opened.group.start()
         async with asyncio.timeout(10):
-            while opened.group.state.feature_level < 2:  # noqa: ASYNC110
+            while opened.group.state.feature_level < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await opened.group.stop()
         assert stored == [known.index]
@@ -217,18 +216,16 @@ def test_the_folder_notes_a_level_before_a_snapshot_of_it_is_stored(tmp_path: Pa
     asyncio.run(run())
 
 
-def test_the_identity_is_in_the_format_of_the_level(tmp_path: Path) -> None:
+def test_the_identity_names_the_level(tmp_path: Path) -> None:
     folder = DataDir(tmp_path, 1)
     folder.join("c")
-    assert read_checked(tmp_path / "broker", "broker", 2) == msgspec.to_builtins(folder.identity)
-    assert (tmp_path / "broker").read_bytes().startswith(b"natslog broker v2 ")
+    assert read_checked(tmp_path / "broker", "broker", 3)["feature_level"] == 2, "natslog 0.2.0 takes none as level 1"
+    folder.raise_level(3)
     folder.raise_level(2)
-    folder.raise_level(1)
     folder.release()
-    assert (tmp_path / "broker").read_bytes().startswith(b"natslog broker v3 ")
     found = read_identity(tmp_path)
     assert found is not None
-    assert (found.feature_level, found.cluster_id, found.directory) == (2, "c", folder.identity.directory)
+    assert (found.feature_level, found.cluster_id, found.directory) == (3, "c", folder.identity.directory)
 
 
 def test_recover_keeps_the_level(tmp_path: Path) -> None:
@@ -241,7 +238,7 @@ def test_recover_keeps_the_level(tmp_path: Path) -> None:
     asyncio.run(run())
     recover(tmp_path, is_dry_run=False)
     assert decode_state(RaftStore(tmp_path / "raft").snapshot.data).feature_level == 2
-    assert (tmp_path / "broker").read_bytes().startswith(b"natslog broker v3 ")
+    assert read_checked(tmp_path / "broker", "broker", 3)["feature_level"] == 2
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81", b"\xa1\xff", b"\x91" * 5000], ids=repr)
@@ -252,3 +249,26 @@ def test_bytes_that_are_no_message_pack_are_refused_like_those_of_a_newer_versio
         decode_state(data + b"\xc1")
     with pytest.raises(UpgradeRequired):
         check_entries([Entry(Index(1), Term(1), "membership", data)])
+
+
+# ---- level 1, and what natslog 0.2.0 has not completed ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "at feature level 1.*Run natslog 0.2.0 on all brokers"),
+        ({"feature_level": 1, "outcomes": {"p": {"changed": True}}}, "Run natslog 0.2.0 on all brokers"),
+        ({"feature_level": 2, "cursors": {"c/s": {"consumer": "c"}}}, "make 1,024 changes of the metadata"),
+        ({"feature_level": 2, "outcomes": {"p": {"changed": True}}}, "make 1,024 changes of the metadata"),
+        ({"feature_level": 2, "cursor_outcomes": {"p": {"changed": True}}}, "make 1,024 changes of the metadata"),
+    ],
+)
+def test_states_of_level_1_and_those_that_are_half_way_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UpgradeRequired, match=problem):
+        decode_state(pack({"cluster_id": "c"} | fields))
+
+
+def test_a_state_names_what_natslog_0_2_0_would_take_as_level_1() -> None:
+    written = unpack(encode_state(Metadata(cluster_id="c")))
+    assert written == {"cluster_id": "c", "feature_level": 2, "cursors_moved": True}

@@ -1,5 +1,4 @@
-"""The Raft store against a dumb model: crashes and power loss between any two steps, cuts, flips, missing files. All of
-it for both formats, and for the conversion of one into the other.
+"""The Raft store against a dumb model: crashes and power loss between any two steps, cuts, flips, missing files.
 
 How power loss is played: `Disk` stands between the store and its folder and remembers what an fsync made durable, of
 every file and of the folder's names. Before each step it asks for *images* of what may be found afterwards: everything
@@ -9,7 +8,6 @@ every file and of the folder's names. Before each step it asks for *images* of w
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import random
 import re
@@ -18,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import pytest
@@ -27,7 +24,6 @@ from msgspec.structs import replace
 
 from natslog.consensus.types import Entry, HardState, Index, Member, Membership, Snapshot, Term
 from natslog.errors import CorruptLog, DataDirError, StorageFailed
-from natslog.log.checked_file import write_checked
 from natslog.model import BrokerId
 from natslog.node.metadata import raft_store
 from natslog.node.metadata.raft_store import RaftStore
@@ -94,33 +90,7 @@ def may_be_found(found: State, old: State, change: Change | None) -> bool:
     """Whether a crash during `change` (None: between two) may leave this."""
     if change is None:
         return found == old
-    new = old.after(change)
-    if found in (old, new) or Format.name == "wal":
-        return found in (old, new)
-    return (
-        found.snapshot in (old.snapshot, new.snapshot)
-        and old.hard.commit <= found.hard.commit <= max(new.hard.commit, old.hard.commit)
-        and found.snapshot.index <= found.hard.commit <= found.last
-        and may_be_voted(found.hard, old.hard, new.hard)
-        and found.hard.term >= max([0, *(entry.term for entry in found.entries)])
-        and any(are_kept(found, side, old, change) for side in (old, new))
-    )
-
-
-def may_be_voted(found: HardState, old: HardState, new: HardState) -> bool:
-    """The term is never lower than what was returned; a vote that was returned is forgotten in a later term only."""
-    if found.term == old.term:
-        return found.vote in {old.vote, new.vote if new.term == old.term else old.vote}
-    return old.term < found.term <= new.term and found.vote in (None, new.vote)
-
-
-def are_kept(found: State, side: State, old: State, change: Change) -> bool:
-    """The entries are the beginning of one side's, and what stays in both is there."""
-    wanted = tuple(entry for entry in side.entries if entry.index > found.snapshot.index)
-    if change.snapshot is not None and old.term_at(change.snapshot.index) != change.snapshot.term:
-        return found.entries == wanted[: len(found.entries)]  # the log is on its way out, or has begun anew
-    stays = min(change.cut - 1 if change.cut is not None else old.last, old.last)
-    return found.entries == wanted[: len(found.entries)] and found.last >= stays
+    return found in (old, old.after(change))
 
 
 def random_change(chance: random.Random, now: State, wide: int = 40) -> Change:
@@ -338,30 +308,8 @@ def files_of(folder: Path) -> Files:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-class Format:
-    """The one that is tested; "change": the files of version 1, until a later open may write the log."""
-
-    name: Literal["v1", "wal", "change"] = "v1"
-
-
-@pytest.fixture(autouse=True, params=[pytest.param("v1", marks=pytest.mark.long), "wal"])
-def format_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(Format, "name", request.param)
-    return str(request.param)
-
-
-only_v1 = pytest.mark.parametrize("format_name", ["v1"], indirect=True)
-only_wal = pytest.mark.parametrize("format_name", ["wal"], indirect=True)
-
-
 def open_small(folder: Path) -> RaftStore:
-    return RaftStore(
-        folder, uses_wal=Format.name == "wal", log_file_bytes=SMALL_FILE_BYTES, room_bytes=SMALL_FILE_BYTES
-    )
-
-
-def open_store(folder: Path) -> RaftStore:
-    return RaftStore(folder, uses_wal=Format.name == "wal")
+    return RaftStore(folder, room_bytes=SMALL_FILE_BYTES)
 
 
 @pytest.fixture(autouse=True)
@@ -382,7 +330,6 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 # Crashes.
 
 
-@pytest.mark.parametrize("format_name", ["v1", "wal", "change"], indirect=True)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(one, marks=pytest.mark.long) for one in range(1, 10))])
 def test_crash_between_any_two_steps_leaves_all_that_was_returned(
     memory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -408,9 +355,7 @@ def test_crash_between_any_two_steps_leaves_all_that_was_returned(
     disk = Disk(folder, examine)
     with watched(disk, monkeypatch):
         store = open_small(folder)
-        for number in range(12):
-            if number == 6 and Format.name == "change":
-                store.uses_wal = True  # and what is found after a crash is opened as by a broker that starts
+        for _ in range(12):
             is_within, change = True, random_change(chance, now)
             change.apply_to(store)
             now, is_within = now.after(change), False
@@ -419,8 +364,6 @@ def test_crash_between_any_two_steps_leaves_all_that_was_returned(
     store.close()
     assert state_of(open_small(folder)) == now
     assert steps >= {"write", "fsync", "replace", "returned"}
-    if Format.name == "change" and (folder / "hard-state").read_bytes().startswith(b"natslog raft-hard-state v2"):
-        assert sorted(name[:4] for name in files_of(folder)) == ["hard", "wal-"]
 
 
 def check_image(
@@ -538,15 +481,13 @@ ENTRIES = tuple(Entry(Index(at), Term(1 + at // 5), "command", b"%d" % at * 9) f
 
 @pytest.fixture
 def written(memory: Path) -> tuple[Path, State]:
-    """A store with all kinds of files (v1: a snapshot in the midst of the first log file, and two after it)."""
+    """A store with a snapshot, and entries that were saved before it and after it."""
     folder = memory / "written"
     store = open_small(folder)
     store.save(HardState(term=Term(3), vote=BrokerId(2)), None, ENTRIES[:5], None)
     store.save(HardState(term=Term(3), vote=BrokerId(2), commit=Index(4)), None, ENTRIES[5:9], None)
     store.compact(Snapshot(index=Index(3), term=Term(1), membership=MEMBERSHIP, data=b"state"))
     store.save(None, None, ENTRIES[9:], None)
-    logs = [f"log-{first:020d}" for first in (1, 6, 10)] if Format.name == "v1" else []
-    assert [name for name in files_of(folder) if name.startswith("log")] == logs
     return folder, state_of(store)
 
 
@@ -580,7 +521,6 @@ def test_flip_of_any_bit_of_any_file_is_refused(written: tuple[Path, State]) -> 
     assert state_of(open_small(folder)) == state
 
 
-@only_wal
 def test_flip_of_any_bit_of_the_room_of_a_log_changes_nothing(written: tuple[Path, State]) -> None:
     folder, state = written
     files = files_of(folder)
@@ -595,7 +535,6 @@ def test_flip_of_any_bit_of_the_room_of_a_log_changes_nothing(written: tuple[Pat
             assert state_of(open_small(folder)) == state
 
 
-@only_wal
 def test_log_that_was_durable_and_is_zeros_from_any_byte_on_is_refused(written: tuple[Path, State]) -> None:
     folder, state = written
     files = files_of(folder)
@@ -638,7 +577,6 @@ def test_missing_file_of_the_smallest_store_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
 
 
-@only_wal
 def test_older_log_in_place_of_the_stored_one_is_refused(written: tuple[Path, State]) -> None:
     folder, _ = written
     (older,) = (data for name, data in files_of(folder).items() if name.startswith("wal-"))
@@ -652,40 +590,10 @@ def test_older_log_in_place_of_the_stored_one_is_refused(written: tuple[Path, St
     assert open_small(folder).last_index == 11
 
 
-@only_v1
-def test_older_file_in_place_of_the_stored_one_is_refused(written: tuple[Path, State]) -> None:
-    folder, _ = written
-    older = files_of(folder)
-    store = open_small(folder)
-    store.save(HardState(term=Term(4), commit=Index(11)), None, (Entry(Index(12), Term(4), "empty"),), None)
-    store.compact(Snapshot(index=Index(8), term=Term(2)))
-    for name in ("snapshot", f"log-{10:020d}"):
-        newer = (folder / name).read_bytes()
-        (folder / name).write_bytes(older[name])
-        assert_refused(folder, f"older {name}")
-        (folder / name).write_bytes(newer)
-    assert open_small(folder).last_index == 12
-
-
-@only_v1
-@pytest.mark.parametrize("first", [1, 4])
-def test_log_file_of_another_broker_is_refused(memory: Path, first: int) -> None:
-    """Whole, of the right name, with a higher term than was stored: it falls in the next file, or is not the last."""
-    for name, term in (("ours", Term(3)), ("theirs", Term(4))):
-        store = open_small(memory / name)
-        for start in (1, 4):
-            entries = tuple(Entry(Index(at), term, "command", b"x" * 30) for at in range(start, start + 3))
-            store.save(HardState(term=term), None, entries, None)
-    file = f"log-{first:020d}"
-    (memory / "ours" / file).write_bytes((memory / "theirs" / file).read_bytes())
-    assert "term" in assert_refused(memory / "ours", file).message.partition("This broker")[0]
-
-
-@only_wal
 def test_saves_beyond_the_end_in_the_head_are_kept_if_whole_and_never_trusted(written: tuple[Path, State]) -> None:
     """The power was lost before the head was: then any cut (the rest is zeros) and any flip in what is beyond."""
     folder, state = written
-    store = RaftStore(folder, uses_wal=True, room_bytes=600)
+    store = RaftStore(folder, room_bytes=600)
     store.compact(Snapshot(index=Index(4), term=Term(1)))
     store.save(HardState(term=Term(5), vote=BrokerId(1), commit=Index(4)), None, (), None)
     (path,) = folder.glob("wal-*")
@@ -718,79 +626,6 @@ def test_saves_beyond_the_end_in_the_head_are_kept_if_whole_and_never_trusted(wr
             check(bytes(damaged), position, f"byte {position}")
 
 
-@only_v1
-def test_bytes_beyond_the_named_end_are_kept_if_whole_and_never_trusted(written: tuple[Path, State]) -> None:
-    """A crash after the log was written and before `hard-state` was; then any cut and any flip in what is beyond."""
-    folder, state = written
-    files = files_of(folder)
-    store = open_store(folder)
-    more = tuple(Entry(Index(at), Term(3), "command", b"more") for at in (12, 13))
-    store.save(None, None, more[:1], None)
-    name = f"log-{10:020d}"
-    one_more = len((folder / name).read_bytes())
-    store.save(None, None, more[1:], None)
-    grown, named_bytes = (folder / name).read_bytes(), len(files[name])
-    for size in range(named_bytes, len(grown) + 1):
-        found = state_of(open_small(lay_out(folder, {**files, name: grown[:size]})))
-        count = (size >= one_more) + (size >= len(grown))
-        assert found == replace(state, entries=state.entries + more[:count]), f"cut to {size}"
-        assert state_of(open_small(folder)) == found
-    for position in range(named_bytes, len(grown)):
-        for bit in range(8):
-            damaged = bytearray(grown)
-            damaged[position] ^= 1 << bit
-            found = state_of(open_small(lay_out(folder, {**files, name: bytes(damaged)})))
-            count = int(position >= one_more)
-            assert found == replace(state, entries=state.entries + more[:count]), f"byte {position}"
-
-
-@only_v1
-def test_kept_entries_are_written_anew_and_of_no_term_above_the_hard_states(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a failed fsync a page may be clean and not on disk; a term in the log is a term this broker has seen."""
-    store = open_small(memory)
-    store.save(HardState(term=Term(1), vote=BrokerId(1)), None, ENTRIES[:1], None)
-    before = (memory / "hard-state").read_bytes()
-    after = Entry(Index(2), Term(2), "empty")
-    store.save(HardState(term=Term(2), vote=BrokerId(1)), None, (after,), None)
-    (memory / "hard-state").write_bytes(before)
-    steps: list[str] = []
-    with watched(Disk(memory, steps.append), monkeypatch):
-        store = open_small(memory)
-    assert store.entries == (*ENTRIES[:1], after)
-    assert store.hard_state == HardState(term=Term(2), vote=None)
-    assert steps[:5] == ["fsync", "fsync", "ftruncate", "fsync", "write"]
-
-
-@only_v1
-def test_torn_tail_is_cut_off_with_a_line_in_the_log(
-    written: tuple[Path, State], caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, state = written
-    with open(folder / f"log-{10:020d}", "ab") as file:
-        file.write(b"\x20\0\0\0half a re")
-    with caplog.at_level(logging.INFO, "natslog.raft"):
-        assert state_of(open_small(folder)) == state
-    assert "13 bytes after entry 11 were removed" in caplog.text
-
-
-@only_v1
-@pytest.mark.parametrize("name", ["hard-state", "snapshot", "log"])
-def test_newer_format_is_refused(written: tuple[Path, State], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    folder, _ = written
-    if name == "log":
-        line = b"natslog raft-log v2 first_index=%020d crc32c=" % 12
-        (folder / f"log-{12:020d}").write_bytes(line + b"%08x\n{}" % crc32c(line))
-    else:
-        write_checked(folder / name, f"raft-{name}", 3 if name == "hard-state" else 2, {"new": True})
-    before = files_of(folder)
-    with pytest.raises(DataDirError, match=r"format version [23].*upgrade natslog"):
-        open_small(folder)
-    assert files_of(folder) == before
-
-
-@only_wal
 def test_newer_format_of_the_log_is_refused(written: tuple[Path, State]) -> None:
     folder, _ = written
     (path,) = folder.glob("wal-*")
@@ -837,43 +672,28 @@ def test_first_snapshot_may_be_of_index_0(tmp_path: Path) -> None:
     store = open_small(tmp_path)
     assert store.snapshot == first
     assert not store.is_blank
-    if Format.name == "v1":
-        (tmp_path / "snapshot").unlink()
-        assert_refused(tmp_path, "without snapshot")
 
 
 def test_snapshot_of_several_mib_and_entries_of_all_kinds_come_back(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+    store = RaftStore(tmp_path)
     entries = (Entry(Index(1), Term(1), "empty"), Entry(Index(2), Term(1), "membership", bytes(range(256)) * 4000))
     store.save(HardState(term=Term(1), commit=Index(1)), None, entries, None)
     store.compact(Snapshot(index=Index(1), term=Term(1), data=os.urandom(5 << 20)))
-    assert state_of(open_store(tmp_path)) == state_of(store)
+    assert state_of(RaftStore(tmp_path)) == state_of(store)
     assert store.entries == entries[1:]
 
 
-@only_v1
-def test_save_costs_one_write_of_the_log_and_one_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path)
-    store.save(HardState(term=Term(1)), None, ENTRIES[:1], None)
-    steps: list[str] = []
-    with watched(Disk(tmp_path, steps.append), monkeypatch):
-        store.save(HardState(term=Term(2), commit=Index(1)), None, ENTRIES[1:2], None)
-    assert [step for step in steps if step != "write"] == ["fsync", "fsync", "replace", "fsync"]
-
-
-@only_wal
 def test_save_costs_one_write_and_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the head, which nothing waits for."""
-    store = open_store(tmp_path)
+    store = RaftStore(tmp_path)
     store.save(HardState(term=Term(1)), None, ENTRIES[:1], None)
     steps: list[str] = []
     with watched(Disk(tmp_path, steps.append), monkeypatch):
         store.save(HardState(term=Term(2), commit=Index(1)), Index(2), ENTRIES[1:2], None)
     assert "".join(step[0] for step in steps).lstrip("w") == "fw", steps
-    assert open_store(tmp_path).hard_state == HardState(term=Term(2), commit=Index(1))
+    assert RaftStore(tmp_path).hard_state == HardState(term=Term(2), commit=Index(1))
 
 
-@only_wal
 def test_full_log_and_a_snapshot_begin_another_one(tmp_path: Path) -> None:
     store, names = open_small(tmp_path), set()
     for at in range(1, 51):
@@ -888,40 +708,6 @@ def test_full_log_and_a_snapshot_begin_another_one(tmp_path: Path) -> None:
     assert state_of(open_small(tmp_path)) == state_of(store)
     store.compact(Snapshot(index=Index(40), term=Term(1)))
     assert store.snapshot.index == 45, "an older one changes nothing"
-
-
-@only_v1
-def test_files_of_version_1_become_a_log_with_the_first_snapshot_that_may(written: tuple[Path, State]) -> None:
-    folder, state = written
-    store = RaftStore(folder, uses_wal=True)
-    store.save(HardState(term=Term(4), commit=Index(4)), None, (), None)
-    assert open_small(folder).hard_state.term == 4
-    assert any(name.startswith("log-") for name in files_of(folder)), "only with a snapshot"
-    snapshot = Snapshot(index=Index(4), term=Term(1))
-    store.compact(snapshot)
-    assert sorted(name[:4] for name in files_of(folder)) == ["hard", "wal-"]
-    expected = State(HardState(term=Term(4), commit=Index(4)), snapshot, state.entries[1:])
-    assert state_of(store) == state_of(open_small(folder)) == expected, "read also by whoever may not write it"
-    store.save(None, None, (Entry(Index(12), Term(4), "empty"),), None)
-    assert open_small(folder).last_index == 12
-
-
-@only_v1
-def test_log_files_follow_each_other_and_go_when_a_snapshot_covers_them(memory: Path) -> None:
-    store = open_small(memory)
-    for at in range(1, 101):
-        store.save(
-            HardState(term=Term(1), commit=Index(at)), None, (Entry(Index(at), Term(1), "command", b"x" * 30),), None
-        )
-    assert len(files_of(memory)) > 20
-    store.compact(Snapshot(index=Index(90), term=Term(1)))
-    assert len(files_of(memory)) < 10
-    assert open_small(memory).entries == store.entries
-    assert [entry.index for entry in store.entries] == list(range(91, 101))
-    store.compact(Snapshot(index=Index(100), term=Term(1)))
-    assert sorted(files_of(memory)) == ["hard-state", f"log-{101:020d}", "snapshot"]
-    store.compact(Snapshot(index=Index(95), term=Term(1)))
-    assert store.snapshot.index == 100, "an older one changes nothing"
 
 
 def test_closed_store_takes_nothing(tmp_path: Path) -> None:

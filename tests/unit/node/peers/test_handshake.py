@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from natslog.errors import ClusterMismatch, natslog_version
@@ -18,7 +17,6 @@ from natslog.node.peers.handshake import (
     Met,
     checked_hello,
     greeted,
-    refusal_for_protocol_1,
 )
 from natslog.node.peers.keys import KeyRing
 from natslog.node.peers.messages import NatsReachability, decode_frame, encode_frame
@@ -279,23 +277,6 @@ def test_another_protocol_is_named_with_both_versions() -> None:
             accept(body, f"{key.id}:{key.proof('hello', body)}")
         assert "natslog 7.1, which uses link protocol 3" in refused.value.message
         assert f"natslog {natslog_version()}, which uses link protocol 2" in refused.value.message
-
-
-class Refused1(msgspec.Struct, frozen=True, kw_only=True, tag="refused", array_like=True):
-    """As in natslog 0.1.0."""
-
-    error: dict[str, Any]
-
-
-def test_refusal_is_one_that_protocol_1_reads() -> None:
-    error, frame = refusal_for_protocol_1("a broker at 10.0.0.1")
-    length = int.from_bytes(frame[:4], "big")
-    assert len(frame) == 4 + length
-    read = msgspec.msgpack.decode(frame[4:], type=Refused1).error
-    assert (read["code"], read["message"]) == ("cluster_mismatch", error.message)
-    assert "link protocol 2" in error.message
-    assert "natslog 0.1.0" in error.message
-    assert "link protocol 1" in error.message
 
 
 @pytest.mark.parametrize(

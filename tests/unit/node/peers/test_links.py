@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 
 from natslog.cluster.commands import BrokerRecord
-from natslog.cluster.features import LATEST_LEVEL
+from natslog.cluster.features import OWN_LEVELS
 from natslog.cluster.roles import Matching
 from natslog.consensus import AppendRequest, Index, Term
-from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, NotReady, natslog_version
+from natslog.errors import BrokerUnavailable, ClusterMismatch, InvalidRequest, NotReady
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.nats_server import free_port
 from natslog.node.operations import Operations
@@ -59,7 +59,7 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
             link = one.links.of(BrokerId(2))
             assert link is not None
             assert link.peer is not None
-            assert (link.peer.min_level, link.peer.max_level) == (1, LATEST_LEVEL)
+            assert (link.peer.min_level, link.peer.max_level) == OWN_LEVELS
             for number in range(100):
                 assert link.send(NatsReachability(number % 2 == 0))
             await until(lambda: len(other.frames) == 100)
@@ -241,7 +241,7 @@ async def _elsewhere(request: web.Request) -> web.Response:
     raise web.HTTPTemporaryRedirect(f"http://127.0.0.1:{free_port()}/")
 
 
-async def _protocol_1(request: web.Request) -> web.Response:
+async def _not_allowed(request: web.Request) -> web.Response:
     raise web.HTTPMethodNotAllowed(request.method, ["GET"])
 
 
@@ -255,7 +255,7 @@ async def _page(request: web.Request) -> web.Response:
     [
         (_endless, "larger than 64 KiB"),
         pytest.param(_elsewhere, "HTTP 307", marks=pytest.mark.long),
-        (_protocol_1, f"link protocol 2 of natslog {natslog_version()}.*0.1.0, which uses link protocol 1"),
+        (_not_allowed, "HTTP 405"),
         pytest.param(_page, "did not prove", marks=pytest.mark.long),
     ],
 )
@@ -534,24 +534,6 @@ async def half_a_hello(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamW
     writer.write(b"POST /internal/link HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
     await writer.drain()
     return reader, writer
-
-
-def test_protocol_1_is_told_what_to_do_and_nothing_is_read_from_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
-        async with node(tmp_path, 1) as one, aiohttp.ClientSession() as session:
-            socket = await session.ws_connect(one.config.url + "/internal/link")
-            frame = (await socket.receive(5)).data
-            kind, error = msgspec.msgpack.decode(frame[4:])
-            assert (kind, error["code"]) == ("refused", "cluster_mismatch")
-            assert "link protocol 1" in error["message"]
-            assert "link protocol 2" in error["message"]
-            assert (await socket.receive(5)).type is aiohttp.WSMsgType.CLOSE
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert "connects as natslog 0.1.0 does, which uses link protocol 1" in caplog.text
 
 
 def test_refusals_of_many_kinds_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

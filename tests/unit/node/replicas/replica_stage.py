@@ -93,7 +93,6 @@ class ReplicaStage:
         data_dir = SimpleNamespace(
             incarnation=self.state.brokers[me].incarnation,
             after="",
-            last_life_was_older_version=False,
             stream_folder=lambda stream_id, _: folder / stream_id,
         )
         group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from natslog.cluster.features import FIRST_LEVEL
 from natslog.errors import InvalidRequest, NatslogError, NoLeader, StorageFull
 from natslog.log.segment import ActiveSegment
 from natslog.log.verify import check_file, files_of
@@ -345,15 +344,6 @@ def test_records_that_are_too_large_at_once_are_refused(tmp_path: Path) -> None:
             await stream.append_companion([(REMOVED, bytes(MAX_RECORDS_BYTES))])
 
     run(tmp_path, story, replicas=1, min_isr=1)
-
-
-def test_at_level_1_there_is_no_companion_log(tmp_path: Path) -> None:
-    async def story(trio: Trio) -> None:
-        with pytest.raises(InvalidRequest, match="require feature level 2"):
-            await trio.streams[1].append_companion([(REMOVED, b"a")])  # type: ignore[index]
-        assert not trio.record.has_companion
-
-    run(tmp_path, story, replicas=1, min_isr=1, level=FIRST_LEVEL)
 
 
 def test_follower_refuses_records(tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ import msgspec
 import pytest
 
 from natslog.cluster.commands import DisableReplicas
-from natslog.cluster.features import FIRST_LEVEL, LATEST_LEVEL
 from natslog.config import BrokerConfig, load_config
 from natslog.errors import BrokerUnavailable, ConfigError, CorruptLog
 from natslog.log import ReplicaLog
 from natslog.log.repairing import FetchedBatches
-from natslog.model import BrokerId, Epoch
+from natslog.model import BrokerId
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas import scrubbing
 from natslog.node.replicas.range_repair import _piece
@@ -33,7 +32,7 @@ from natslog.node.replicas.scrubbing import Scrubber, pause_s
 from natslog.node.replicas.stream import HostedStream
 from tests.conftest import open_log, rows, stored_values
 from tests.unit.log.test_scrub import flip, segment_at
-from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, record_of, run
+from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, run
 from tests.unit.node.replicas.upkeep_stage import UpkeepStream, hosted
 
 _FAST = 1 << 30
@@ -52,7 +51,6 @@ class ScrubbedStream(UpkeepStream):
         super().__init__(stream.record, stream.log)
         self.me, self.is_to_be_repaired, self.has_others_in_sync = BrokerId(1), False, True
         self.scrubbed_bytes = self.scrub_damaged = self.scrub_repaired = 0
-        self.feature_level = LATEST_LEVEL
         self.lost_ranges: set[tuple[int, int]] = set()
         self.damage: list[Any] = []
         self.reported: list[str] = []
@@ -436,36 +434,6 @@ def test_accepted_loss_becomes_removed_offsets_that_are_the_same_on_all_replicas
 
     run(tmp_path, story)
     assert "the loss of offsets 1 to 1 was accepted" in caplog.text
-
-
-def test_at_level_1_a_damaged_log_is_fetched_again_from_the_damage_on(tmp_path: Path) -> None:
-    async def story(stage: ReplicaStage) -> None:
-        stream, peer, _ = await damaged_stream(stage)
-        stage.state.feature_level = FIRST_LEVEL
-        with ThreadPoolExecutor(1) as executor:
-            scrubber = scrubber_with(tmp_path, stream, peer, executor)
-            await scrubber._take_turn(stream)
-            assert isinstance(stream.damage, CorruptLog)
-            stream.tick({})
-            assert DisableReplicas in [type(one) for one in stage.proposed]
-            assert scrubber._due() == [], "the repair comes first"
-        await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
-        assert (stream.damage, stream.usable_log().log_end_offset) == (None, 1)
-        await stream.stop()
-
-    run(tmp_path, story)
-
-
-def test_at_level_1_progress_is_not_stored(tmp_path: Path) -> None:
-    async def story(stage: ReplicaStage) -> None:
-        for level, is_stored in ((FIRST_LEVEL, False), (LATEST_LEVEL, True)):
-            stage.state.feature_level = level
-            stream = await stage.host(record_of())
-            stream.usable_log().scrub.store()
-            assert (stream.folder / "scrub").exists() == is_stored
-            await stream.stop()
-
-    run(tmp_path, story)
 
 
 def test_settings_of_scrubbing(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from natslog.cluster.commands import AppointLeaders, DisableReplicas, HoldReplicas, IsrChange
-from natslog.cluster.features import FIRST_LEVEL
 from natslog.cluster.roles import CutTo, Diverging, FetchPosition, Matching
 from natslog.errors import CorruptLog, StorageFailed, StorageFull, StreamPaused
 from natslog.log import LogOptions, ReplicaLog
@@ -111,17 +110,6 @@ def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
         await asyncio.gather(preparing, adopting)
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
         assert stream._ingest.dedupe.find(given, now_us()).tolist() == [0]
-        await stream.stop()
-
-    run(tmp_path, story)
-
-
-def test_at_level_1_a_new_replica_leads_at_once(tmp_path: Path) -> None:
-    async def story(stage: ReplicaStage) -> None:
-        stage.state.feature_level = FIRST_LEVEL
-        stream = await stage.host(new_record())
-        assert stream.is_ready
-        assert stage.proposed == []
         await stream.stop()
 
     run(tmp_path, story)

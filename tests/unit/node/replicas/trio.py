@@ -64,10 +64,10 @@ class Trio:
     disconnected.
     """
 
-    def __init__(self, folder: Path, executor: ThreadPoolExecutor, *, replicas: int, min_isr: int, level: int) -> None:
+    def __init__(self, folder: Path, executor: ThreadPoolExecutor, *, replicas: int, min_isr: int) -> None:
         self.folder, self.executor = folder, executor
         self.numbers = tuple(BrokerId(one) for one in range(1, replicas + 1))
-        self.state = Metadata(cluster_id="c", feature_level=level)
+        self.state = Metadata(cluster_id="c", feature_level=LATEST_LEVEL)
         settings = StreamSettings(subject=f"{NAME}.>", replicas=replicas, min_isr=min_isr)
         for number in self.numbers:
             self._register(number, 1)
@@ -250,13 +250,12 @@ def run(
     *,
     replicas: int = 3,
     min_isr: int = 2,
-    level: int = LATEST_LEVEL,
 ) -> None:
     """Runs a test with all brokers up, and broker 1 leading."""
 
     async def told() -> None:
         with ThreadPoolExecutor(4) as executor:
-            trio = Trio(folder, executor, replicas=replicas, min_isr=min_isr, level=level)
+            trio = Trio(folder, executor, replicas=replicas, min_isr=min_isr)
             for number in trio.numbers:
                 trio.start(number)
             ticking = asyncio.create_task(trio.tick())
