@@ -410,7 +410,7 @@ def test_messages_that_were_past_a_limit_do_not_return_after_a_restart(log_folde
     log.close()
     for folder in (killed, log_folder):
         again = open_log(folder, max_bytes=3000)
-        again.advance_start()
+        again.limits.advance()
         assert again.chain.first_readable_offset == start
         again.close()
     unlimited = open_log(log_folder)
