@@ -21,8 +21,16 @@ def log_events() -> Mapping[str, tuple[str, str, str]]:
 
 
 def table_of_log_events() -> list[str]:
-    rows = [f"| `{code}` | {' | '.join(texts)} |" for code, texts in sorted(log_events().items())]
-    return ["| code of a line | level | what it means | what to do |", "|---|---|---|---|", *rows]
+    """Codes of one area (`broker.…`; those of findings have none) with the same level and remedy share a row."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for code, (level, means, remedy) in sorted(log_events().items()):
+        area = code.partition(".")[0] if "." in code else ""
+        rows.setdefault((area, level, remedy), []).append(f"`{code}`: {means}")
+    return [
+        "| code of a line: what it means | level | what to do |",
+        "|---|---|---|",
+        *(f"| {'<br>'.join(texts)} | {level} | {remedy} |" for (_, level, remedy), texts in rows.items()),
+    ]
 
 
 TABLES: Mapping[str, Callable[[], list[str]]] = {"log events": table_of_log_events}
