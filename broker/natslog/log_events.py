@@ -4,10 +4,11 @@ A call of a logger states what it logs by `extra`:
 
     logger.warning("%s: the disk is full", folder, extra=event("disk.full", path=folder))
 
-Codes and fields are stable, and listed in docs/OPERATIONS.md; a test compares the table with all calls. In both formats
-a line is one event: control characters are escaped, so that text of others (subjects, names, headers) can neither begin
-a line that seems to be one of the broker nor send commands to a terminal. As text, a traceback follows in lines that
-are indented, as no line of an event is; as JSON, it is the field `error`.
+Codes and fields are stable. `log_events.toml` declares the codes, each with its level, meaning and remedy;
+docs/OPERATIONS.md lists them, and a test compares both with all calls. In both formats a line is one event: control
+characters are escaped, so that text of others (subjects, names, headers) can neither begin a line that seems to be one
+of the broker nor send commands to a terminal. As text, a traceback follows in lines that are indented, as no line of an
+event is; as JSON, it is the field `error`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def event(code: str, **fields: object) -> dict[str, object]:
     """What a log call states as `extra`.
 
     Args:
-        code: of the event, as in the table of docs/OPERATIONS.md. Each has one level.
+        code: of the event, as declared in `log_events.toml`. Each has one level.
         fields: of the event, without those that are None.
     """
     return {"code": code, "fields": {name: value for name, value in fields.items() if value is not None}}

@@ -419,6 +419,6 @@ def docs_list_every_metric_with_its_labels_and_no_other(watched: Watched) -> Non
 
 
 def documented() -> dict[str, set[str]]:
-    row = r"^\| `((?:natslog|process)_\w+)(?:\{([\w,]+)\})?` \| [^|]+ \| [^|]+ \|$"
-    rows = re.findall(row, OPERATIONS.read_text(), re.MULTILINE)
-    return {name: set(filter(None, labels.split(","))) for name, labels in rows}
+    cells = re.findall(r"^\| (`(?:natslog|process)_[^|]+`) \| [^|]+ \| [^|]+ \|$", OPERATIONS.read_text(), re.MULTILINE)
+    found = [name for cell in cells for name in re.findall(r"`(\w+)(?:\{([\w,]+)\})?`", cell)]
+    return {name: set(filter(None, labels.split(","))) for name, labels in found}

@@ -1,7 +1,7 @@
 """Every call of the API by every kind of identity: what is permitted, and what is refused.
 
 The calls are those of the server (`ROUTES`); what each needs is written here once more, by hand, so that a call whose
-declaration is wrong, or that is new, fails the test. `docs/SECURITY-TESTS.md` states the size of the table.
+declaration is wrong, or that is new, fails the test. docs/GUARANTEES.md states the size of the table.
 """
 
 from __future__ import annotations

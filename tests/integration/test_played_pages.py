@@ -156,7 +156,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """The two servers of JETSTREAM.md run on it."""
     nats, broker = page_blocks("JETSTREAM.md")["JetStream API"].shell_lines
     with machine(tmp_path_factory.mktemp("served")) as found:
-        (found.folder / "nats.conf").write_text(page_blocks("OPERATIONS.md")["Set up (5)"].text)
+        (found.folder / "nats.conf").write_text(page_blocks("OPERATIONS.md")["Leafnode connection"].text)
         with found.left_running(nats, "…", "…Server is ready", "…"), found.left_running(broker, "…", "ready"):
             connected = "leafnode connection to NATS: up"
             eventually(lambda: connected in found.prints("natslog --server http://log1:9292 cluster status"))
@@ -164,7 +164,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 @runs("JETSTREAM.md", servers="JetStream API", program="JetStream API (3)")
-@runs("OPERATIONS.md", leafnodes="Set up (5)")
+@runs("OPERATIONS.md", leafnodes="Leafnode connection")
 def test_jetstream_clients(served: Machine, servers: Block, program: Block, leafnodes: Block) -> None:
     assert served.running[:2] == servers.shell_lines
     assert (served.folder / "nats.conf").read_text() == leafnodes.text

@@ -53,7 +53,7 @@ def test_hostile_connections_leave_a_publisher_and_spark_their_pace(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     """200 without credentials, and 200 of an identity that may read and publish. At least 40 %, in the best of up to
-    three pairs: other tests use the two cores at the same time. Alone it is 80 % (docs/SECURITY-TESTS.md).
+    three pairs: other tests use the two cores at the same time. Alone it is 80 % (docs/PERFORMANCE.md).
     """
     shares: list[float] = []
     with with_orders(tmp_path / "own", NATSLOG_SECURITY="true") as (nats, broker), admin_of(broker) as admin:

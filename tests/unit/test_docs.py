@@ -1,9 +1,10 @@
-"""Blocks of code in the documentation are whole, and the settings that it shows are those of a broker."""
+"""Fences, links and named tests of all pages, and the settings that they show."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,37 @@ def test_fences_of_code_stand_on_lines_of_their_own_and_are_closed(page: Path) -
     assert not [line for line in fences if not re.fullmatch(r"```\w*", line)]
     assert all(line == "```" for line in fences[1::2])
     assert len(fences) % 2 == 0
+
+
+def anchors(page: str) -> set[str]:
+    """Of the headings, as GitHub makes them, and of anchors that the page sets itself."""
+    counted: Counter[str] = Counter()
+    for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE):
+        counted[re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")] += 1
+    again = {f"{name}-{number}" for name, count in counted.items() for number in range(1, count)}
+    return {*counted, *again, *re.findall(r'<a id="([^"]+)">', page)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        path, _, anchor = link.partition("#")
+        if path.startswith("https://"):
+            continue
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(without_code(target)), link
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_tests_that_guarantees_name_exist() -> None:
+    page = (ROOT / "docs" / "GUARANTEES.md").read_text()
+    named = re.findall(r"`((?:unit|integration|faults|spark|jetstream)/[\w/]+(?:\.py)?)`", page)
+    assert len(named) > 60
+    assert [path for path in named if not (ROOT / "tests" / path).exists()] == []
 
 
 @runs("OPERATIONS.md", one="Set up (2)", three="Three brokers")

@@ -1,4 +1,4 @@
-"""The lines of the log in both formats, and the codes of all log calls against the table in docs/OPERATIONS.md."""
+"""The lines of the log in both formats, and the codes of all log calls beside their declarations and the page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from natslog.log_events import AUDIT_LOGGER, JsonLines, TextLines, event
 from natslog.times import parse_timestamp_us
+from tests.tables import OPERATIONS, log_events, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "broker" / "natslog"
@@ -168,8 +169,7 @@ def codes() -> dict[str, set[str]]:
 
 def table(heading: str) -> list[list[str]]:
     """The rows of the table of OPERATIONS.md whose first column is headed so."""
-    text = (ROOT / "docs" / "OPERATIONS.md").read_text()
-    _, _, rest = text.partition(f"\n| {heading} |")
+    _, _, rest = OPERATIONS.read_text().partition(f"\n| {heading} |")
     rows = rest.split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
 
@@ -181,14 +181,17 @@ def test_every_log_call_has_a_code_of_one_level() -> None:
 
 
 @pytest.mark.long
-def test_the_table_lists_exactly_the_codes_that_calls_use() -> None:
-    rows = table("code of a line")
-    names = [row[0].strip("`") for row in rows]
-    assert all(len(row) == 4 and all(row) for row in rows)
-    assert sorted(names) == sorted(codes())
-    assert {name: row[1] for name, row in zip(names, rows, strict=True)} == {
+def test_exactly_the_codes_that_calls_use_are_declared_with_their_level() -> None:
+    assert {code: level for code, (level, _, _) in log_events().items()} == {
         code: next(iter(levels)) for code, levels in codes().items()
     }
+    assert all(means and remedy for _, means, remedy in log_events().values())
+
+
+def test_the_page_has_the_declared_events() -> None:
+    page = OPERATIONS.read_text()
+    assert with_tables(page) == page, "write them: python -m tests.tables"
+    assert all(f"`{code}`: {means}" in page for code, (_, means, _) in log_events().items())
 
 
 def test_the_table_lists_exactly_the_fields_that_calls_use() -> None:

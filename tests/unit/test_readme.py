@@ -1,4 +1,4 @@
-"""README and docs/COMPARISON.md: the convention of README's commands, and that what they refer to exists.
+"""README and docs/COMPARISON.md: the convention of README's commands, and that tests named as proof exist.
 
 `tests/spark/test_newcomer.py` runs the commands.
 """
@@ -80,24 +80,6 @@ def test_quickstart_has_five_steps_each_with_a_command_and_its_output() -> None:
 def test_lines_are_at_most_120_characters(page: Path) -> None:
     wide = [line for line in page.read_text().splitlines() if len(line) > 120 and not line.startswith("|")]
     assert not wide
-
-
-def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
-    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
-    inside = [link for link in links if not link.startswith("https://")]
-    assert inside
-    for link in inside:
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path) if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
 
 
 def test_tests_that_are_named_as_proof_exist() -> None:

@@ -1,5 +1,10 @@
-"""The log of one stream: files, blocking calls, one owner. See `stream_log` for an overview and FORMATS.md for the
+"""The log of one stream: files, blocking calls, one owner. See `stream_log` for an overview and docs/FORMATS.md for the
 bytes.
+
+Writing: `batch_encoder`, `segment`, `chain` (the list of segments), `run_log` (direct appends), `replica_log` (of a
+follower). Start: `opening`, `recovery`, `checkpoints`. Reading: `log_reader` with `read_plan`; `visibility` decides
+which messages are hidden (`removed`, `newest`, `rollups`, `expiry`, `limits`). Upkeep: `sealed`, `small_segments`,
+`rewriting`, `scrub`, `repairing`, `verify`.
 """
 
 from natslog.log.lag import Lag

@@ -1,1 +1,7 @@
-"""The replicas of this broker: roles, replication, repair, direct appends, maintenance."""
+"""The replicas of this broker: roles, replication, repair, direct appends, maintenance.
+
+`hosting` has one `stream.HostedStream` for each record of the metadata, which executes the steps of its
+`cluster.replica`. `fetcher` copies from leaders, `fetch_sessions` serves followers, `companion` keeps records that are
+not messages, `direct_append` commits uploads, `upkeep` seals and applies retention, `scrubbing` and `range_repair` read
+back and repair, `positions`, `lags` and `watching` answer readers.
+"""
