@@ -3,8 +3,8 @@
 `StreamLog` appends, and belongs to the log's one writer. `LogUpkeep` writes segments again and removes them, in threads
 of maintenance; readers run anywhere. What they have in common is here.
 
-Locks, in the order in which they are taken: `files_lock`, `checkpoint_lock`, `SegmentChain.lock`; the parts have locks
-of their own, under which no other one is taken.
+Locks, in the order in which they are taken: `files_lock`, `checkpoint_lock`, those of the parts, `SegmentChain.lock`. A
+test fails where two of them are taken in both orders.
 """
 
 from __future__ import annotations

@@ -663,7 +663,7 @@ class Stream:
     def erase_next(self, number: int) -> None:
         """A replica does a part of what it has to erase."""
         replica = self.replicas[number % 3]
-        self._readable(replica, lambda: replica.upkeep.erase_next(self.now_us))
+        self._readable(replica, lambda: replica.erase_next(self.now_us))
 
     def finish_erasures(self) -> None:
         """No file has the bytes of erased messages then."""
@@ -847,7 +847,7 @@ class Stream:
         replica = self.replicas[number % 3]
         work: dict[str, Callable[[], object]] = {
             "rewrite": lambda: replica.log.upkeep.rewrite_next(_NO_WINDOW_US),
-            "erase": lambda: replica.upkeep.erase_next(self.now_us),
+            "erase": lambda: replica.erase_next(self.now_us),
             "seal": replica.log.seal_next,
             "merge": replica.merge_next,
         }
@@ -1060,7 +1060,7 @@ def beside_batches_bytes(log: ReplicaLog) -> int:
 
 
 def _erase_all(replica: Replica, now_us: int) -> None:
-    while replica.upkeep.erase_next(now_us):
+    while replica.erase_next(now_us):
         pass
 
 
