@@ -84,16 +84,11 @@ class Duration(Setting):
     With `null=0.0`, 0 is the same as null.
     """
 
+    json_type = float | str
+    valid = "duration"
+
     def shown(self, value: float | None) -> str | None:
         return None if value is None or value == self.null else format_duration(value)
-
-    @property
-    def json_type(self) -> Any:
-        return float | str
-
-    @property
-    def valid(self) -> str:
-        return "duration"
 
     def _parsed(self, value: Any, name: str) -> float:
         return 0.0 if self.null == 0.0 and value in _ZERO else parse_duration_s(value, name)
@@ -105,10 +100,7 @@ class Size(Setting):
 
     _: KW_ONLY
     at_least: int = 1
-
-    @property
-    def json_type(self) -> Any:
-        return int | str
+    json_type = int | str
 
     @property
     def valid(self) -> str:
@@ -183,23 +175,15 @@ class Choice(Setting):
 class Flag(Setting):
     """True or false."""
 
+    json_type = bool
+    option_type = bool
+    valid = "true or false"
+
     def from_text(self, text: str, name: str) -> bool:
         try:
             return msgspec.convert(text, bool, strict=False)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"{name} {text!r} must be true or false", setting=name) from error
-
-    @property
-    def json_type(self) -> Any:
-        return bool
-
-    @property
-    def option_type(self) -> Any:
-        return bool
-
-    @property
-    def valid(self) -> str:
-        return "true or false"
 
     def _parsed(self, value: Any, name: str) -> bool:
         if not isinstance(value, bool):
@@ -210,13 +194,8 @@ class Flag(Setting):
 class Name(Setting):
     """A name, as those of streams are."""
 
-    @property
-    def json_type(self) -> Any:
-        return NAME_TYPE
-
-    @property
-    def valid(self) -> str:
-        return "name"
+    json_type = NAME_TYPE
+    valid = "name"
 
     def _parsed(self, value: Any, name: str) -> str:
         return check_name(value, name)
@@ -225,15 +204,13 @@ class Name(Setting):
 class Texts(Setting):
     """Several texts; commas separate them where they are given as one."""
 
+    valid = "list"
+
     def from_text(self, text: str, name: str) -> list[str]:
         return [one.strip() for one in text.split(",") if one.strip()]
 
     def shown(self, value: tuple[str, ...]) -> list[str]:
         return list(value)
-
-    @property
-    def valid(self) -> str:
-        return "list"
 
     def _parsed(self, value: Any, name: str) -> tuple[str, ...]:
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
@@ -247,18 +224,11 @@ class Tags(Texts):
 
     most: int
     what: str
+    option_type = list[str]
 
     @property
     def json_type(self) -> Any:
         return Annotated[list[NAME_TYPE], Meta(max_length=self.most)]
-
-    @property
-    def option_type(self) -> Any:
-        return list[str]
-
-    @property
-    def valid(self) -> str:
-        return f"list of at most {self.most} names"
 
     def _parsed(self, value: Any, name: str) -> tuple[str, ...]:
         if not isinstance(value, list | tuple) or len(value) > self.most:

@@ -11,8 +11,9 @@ import typer
 from natslog.cli.main import application
 from natslog.errors import InvalidRequest
 from natslog.http.shapes import ChangedStream, NewStream
-from natslog.model import SETTING_NAMES, SETTINGS, StreamSettings, parse_settings
+from natslog.model import SETTINGS, StreamSettings
 from natslog.setting_kinds import Choice, Duration, Flag, Name, Setting, Size, Tags, Texts, Whole
+from natslog.stream_settings import SETTING_NAMES, parse_settings
 
 DEFAULTS = StreamSettings(subject="any")
 

@@ -11,7 +11,7 @@ import typer
 from natslog.cli.common import JsonFlag, confirm, global_of
 from natslog.cli.output import out, print_json
 from natslog.errors import InvalidRequest
-from natslog.model import SIZE_NAMES
+from natslog.stream_settings import SIZE_NAMES
 from natslog.units import format_exact_size
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
-from natslog.model import SETTING_NAMES, SETTINGS, parsed_fields
+from natslog.model import SETTINGS
+from natslog.stream_settings import SETTING_NAMES, parsed_fields
 from natslog.subjects import check_name, is_internal
 
 STANDARD_INPUT = "-"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from natslog.declared.plan import chosen, present_settings
-from natslog.model import SIZE_NAMES
+from natslog.stream_settings import SIZE_NAMES
 from natslog.units import format_exact_size
 
 

@@ -21,7 +21,6 @@ from natslog.model import (
     DEFAULT_WINDOW_S,
     MAX_PER_SUBJECT,
     MAX_SUBJECTS,
-    OF_NATS,
     JetStreamSettings,
     Offset,
     Retention,
@@ -29,6 +28,7 @@ from natslog.model import (
     StreamSettings,
     default_min_isr,
 )
+from natslog.stream_settings import OF_NATS
 from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, includes, is_internal, overlap
 
 MAX_NAME_BYTES = 255
