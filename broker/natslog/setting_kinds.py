@@ -78,6 +78,18 @@ class Setting:
         return value
 
 
+class Url(Setting):
+    """A URL, or several with commas between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class File(Setting):
+    """The path of a file. `is_secret`: what the file contains."""
+
+    _: KW_ONLY
+    is_secret: bool = False
+
+
 class Duration(Setting):
     """Text such as `7d`, or seconds. The name of its field ends in `_s`, that of the setting does not.
 
@@ -104,7 +116,7 @@ class Size(Setting):
 
     @property
     def valid(self) -> str:
-        return f"size, from {format_exact_size(self.at_least)}"
+        return f"size, from {format_exact_size(self.at_least)}" if self.at_least > 1 else "size"
 
     def _parsed(self, value: Any, name: str) -> int:
         size_bytes = parse_size_bytes(value, name)
@@ -137,7 +149,7 @@ class Whole(Setting):
 
     @property
     def valid(self) -> str:
-        return f"{self.low:,} to {self.high:,}"
+        return f"{self.low:,} to {self.high:,}" if self.high < 2**31 else f"{self.low:,} or more"
 
     def _parsed(self, value: Any, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
@@ -216,6 +228,10 @@ class Texts(Setting):
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
             raise InvalidRequest(f"{name} {value!r} must be a list of texts", setting=name)
         return tuple(value)
+
+
+class Urls(Texts):
+    """URLs."""
 
 
 @dataclass(frozen=True, slots=True)
