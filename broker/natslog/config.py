@@ -7,14 +7,27 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
-from natslog.log_events import LEVELS, Format
+from natslog.log_events import Format, Level
+from natslog.setting_kinds import (
+    Choice,
+    Duration,
+    File,
+    Flag,
+    Setting,
+    Size,
+    Stated,
+    Texts,
+    Url,
+    Urls,
+    Whole,
+    stated_settings,
+)
 from natslog.subjects import check_name, check_subject
-from natslog.units import parse_duration_s, parse_size_bytes
 from natslog.urls import normal_url, without_secrets
 
 DEFAULT_HTTP_PORT = 9292
@@ -23,6 +36,10 @@ DEFAULT_SERVER_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 DEFAULT_DATA_DIR = "natslog-data"
 ACK_REPLY_PREFIX = "_INBOX."
 """The default prefix of subjects that acks may be sent to: the inboxes of NATS clients."""
+ClientCerts = Literal["optional", "required"]
+TlsIdentity = Literal["cn", "san"]
+ServesJetStream = Literal["auto", "on", "off"]
+_MIB = 1024 * 1024
 _MIN_SECRET_CHARS = 16
 _MAX_SECRETS = 8
 
@@ -32,67 +49,143 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `nats_…`, and one that is empty is none.
     """
 
-    data_dir: str = DEFAULT_DATA_DIR
-    broker_id: int = 1
-    rack: str = ""
-    tags: tuple[str, ...] = ()
-    nats_url: str = DEFAULT_NATS_URL
-    nats_creds_file: str | None = None
-    nats_nkey_file: str | None = None
-    nats_user: str | None = None
-    nats_user_file: str | None = None
-    nats_password_file: str | None = None
-    nats_token_file: str | None = None
-    nats_tls_ca_file: str | None = None
-    nats_tls_cert_file: str | None = None
-    nats_tls_key_file: str | None = None
-    nats_tls_handshake_first: bool = False
-    nats_leaf_url: str = ""
-    nats_leaf_creds_file: str | None = None
-    nats_leaf_nkey_file: str | None = None
-    nats_leaf_user: str | None = None
-    nats_leaf_user_file: str | None = None
-    nats_leaf_password_file: str | None = None
-    nats_leaf_token_file: str | None = None
-    nats_leaf_tls_ca_file: str | None = None
-    nats_leaf_tls_cert_file: str | None = None
-    nats_leaf_tls_key_file: str | None = None
-    nats_leaf_tls_handshake_first: bool | None = None
-    http_host: str = "127.0.0.1"
-    http_port: int = DEFAULT_HTTP_PORT
-    advertise_url: str | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
-    tls_ca_file: str | None = None
-    tls_client_certs: str = "optional"
-    tls_identity: Literal["cn", "san"] = "cn"
-    security: bool = False
-    insecure: bool = False
-    audit_file: str | None = None
-    new_admin_token: bool = False
-    admin_token_file: str | None = None
-    admin_identity: str = "admin"
-    segment_bytes: int = 128 * 1024 * 1024
-    segment_age_s: float = 3600.0
-    min_free_bytes: int = 64 * 1024 * 1024
-    max_store_bytes: int | None = None
-    ingest_memory_bytes: int = 80 * 1024 * 1024
-    append_max_bytes: int = 1024 * 1024 * 1024
-    retention_interval_s: float = 5.0
-    tombstone_grace_s: float = 3600.0
-    scrub_interval_s: float = 7 * 86400.0
-    scrub_max_bytes_per_s: int = 8 * 1024 * 1024
-    ack_reply_prefixes: tuple[str, ...] = (ACK_REPLY_PREFIX,)
-    jetstream: Literal["auto", "on", "off"] = "auto"
-    seeds: tuple[str, ...] = ()
-    cluster_secret_file: str | None = None
-    peer_urls: tuple[str, ...] = ()
-    log_level: str = "info"
-    log_format: Format = "text"
+    data_dir: Annotated[str, Setting("Data folder: messages and state are stored here.")] = DEFAULT_DATA_DIR
+    broker_id: Annotated[int, Whole("This broker's number in the cluster.", 1, 2**31)] = 1
+    tags: Annotated[
+        tuple[str, ...], Texts("Tags of this broker, comma-separated; streams may require them (--placement-tag).")
+    ] = ()
+    rack: Annotated[str, Setting("Rack of this broker; replicas are placed on different racks.")] = ""
+    nats_url: Annotated[str, Url("NATS server(s), comma-separated.")] = DEFAULT_NATS_URL
+    nats_creds_file: Annotated[str | None, File("NATS credentials (JWT).", is_secret=True)] = None
+    nats_nkey_file: Annotated[str | None, File("File with the nkey seed of a NATS user.", is_secret=True)] = None
+    nats_user: Annotated[str | None, Setting("User name for NATS.")] = None
+    nats_user_file: Annotated[str | None, File("File with the user name for NATS.")] = None
+    nats_password_file: Annotated[str | None, File("File with the password of the NATS user.", is_secret=True)] = None
+    nats_token_file: Annotated[str | None, File("File with a NATS token.", is_secret=True)] = None
+    nats_tls_ca_file: Annotated[str | None, File("File with the CA certificates that verify the NATS server.")] = None
+    nats_tls_cert_file: Annotated[str | None, File("Client certificate for NATS.")] = None
+    nats_tls_key_file: Annotated[
+        str | None, File("Private key of the client certificate for NATS.", is_secret=True)
+    ] = None
+    nats_tls_handshake_first: Annotated[
+        bool, Flag("The NATS server begins with the TLS handshake.", flag="--nats-tls-handshake-first")
+    ] = False
+    nats_leaf_url: Annotated[
+        str, Url("Leafnode listener(s) of the NATS server, comma-separated; JetStream consumers need it.")
+    ] = ""
+    nats_leaf_creds_file: Annotated[
+        str | None, File("NATS credentials (JWT) of the leafnode; default for its login: that of NATS.", is_secret=True)
+    ] = None
+    nats_leaf_nkey_file: Annotated[
+        str | None, File("File with the nkey seed of the NATS user of the leafnode.", is_secret=True)
+    ] = None
+    nats_leaf_user: Annotated[str | None, Setting("User name of the leafnode.")] = None
+    nats_leaf_user_file: Annotated[str | None, File("File with the user name of the leafnode.")] = None
+    nats_leaf_password_file: Annotated[
+        str | None, File("File with the password of the user of the leafnode.", is_secret=True)
+    ] = None
+    nats_leaf_token_file: Annotated[str | None, File("File with the token of the leafnode.", is_secret=True)] = None
+    nats_leaf_tls_ca_file: Annotated[
+        str | None, File("CA certificates that verify the leafnode listener; default for TLS: as for NATS.")
+    ] = None
+    nats_leaf_tls_cert_file: Annotated[str | None, File("Client certificate of the leafnode.")] = None
+    nats_leaf_tls_key_file: Annotated[
+        str | None, File("Private key of the client certificate of the leafnode.", is_secret=True)
+    ] = None
+    nats_leaf_tls_handshake_first: Annotated[
+        bool | None, Flag("The leafnode listener begins with the TLS handshake.")
+    ] = None
+    http_host: Annotated[str, Setting("Address to listen on.")] = "127.0.0.1"
+    http_port: Annotated[int, Whole("Port to listen on.", 0, 65535)] = DEFAULT_HTTP_PORT
+    advertise_url: Annotated[str | None, Url("URL at which clients reach this broker.")] = None
+    tls_cert_file: Annotated[str | None, File("Certificate of this broker: the HTTP port then serves TLS only.")] = None
+    tls_key_file: Annotated[str | None, File("Private key of the certificate.", is_secret=True)] = None
+    tls_ca_file: Annotated[str | None, File("CA certificates that clients and other brokers are verified with.")] = None
+    tls_client_certs: Annotated[
+        ClientCerts, Choice("optional: clients may present a certificate; required: they must.", ClientCerts)
+    ] = "optional"
+    tls_identity: Annotated[
+        TlsIdentity,
+        Choice(
+            "Where the identity of a client certificate is: cn (common name) or san (first URI, e-mail, DNS name).",
+            TlsIdentity,
+        ),
+    ] = "cn"
+    security: Annotated[
+        bool, Flag("Require tokens or client certificates, and apply access rules.", flag="--security")
+    ] = False
+    insecure: Annotated[bool, Flag("Listen on a network without security.", flag="--insecure")] = False
+    audit_file: Annotated[str | None, File("File for the audit log; default: the log of the broker.")] = None
+    new_admin_token: Annotated[
+        bool, Flag("Create and print another token of the administrator.", flag="--new-admin-token")
+    ] = False
+    admin_token_file: Annotated[
+        str | None,
+        File("File that a new token of the administrator is written to; default: standard output.", is_secret=True),
+    ] = None
+    admin_identity: Annotated[
+        str, Setting("Identity of the administrator, whose token the first start creates; default admin.")
+    ] = "admin"
+    segment_bytes: Annotated[int, Size("Size at which a segment is closed; default 128MiB.", at_least=4096)] = (
+        128 * _MIB
+    )
+    segment_age_s: Annotated[float, Duration("Age at which a segment is closed; default 1h.")] = 3600.0
+    min_free_bytes: Annotated[int, Size("Disk space that is kept free; default 64MiB.")] = 64 * _MIB
+    max_store_bytes: Annotated[
+        int | None,
+        Size("Most bytes that all streams of this broker may take; default: the disk.", at_least=_MIB),
+    ] = None
+    ingest_memory_bytes: Annotated[int, Size("Memory for uncommitted messages; default 80MiB.")] = 80 * _MIB
+    append_max_bytes: Annotated[int, Size("Maximum size of one direct append; default 1GiB.", at_least=_MIB)] = (
+        1024 * _MIB
+    )
+    retention_interval_s: Annotated[
+        float,
+        Duration("Interval at which retention limits are enforced; default 5s."),
+    ] = 5.0
+    tombstone_grace_s: Annotated[
+        float,
+        Duration("Time for which files of deleted streams are kept; default 1h."),
+    ] = 3600.0
+    scrub_interval_s: Annotated[
+        float, Duration("Interval at which stored messages are read back and checked; default 7d, 0: never.", null=0.0)
+    ] = 7 * 86400.0
+    scrub_max_bytes_per_s: Annotated[
+        int, Size("Rate at which they are read at most; default 8MiB.", at_least=64 * 1024)
+    ] = 8 * _MIB
+    ack_reply_prefixes: Annotated[
+        tuple[str, ...],
+        Texts(
+            "Prefixes of subjects that acks may be sent to, comma-separated: _INBOX. and custom inbox prefixes of "
+            "clients."
+        ),
+    ] = (ACK_REPLY_PREFIX,)
+    jetstream: Annotated[
+        ServesJetStream,
+        Choice("Whether the JetStream API is served: auto (unless security is enabled), on or off.", ServesJetStream),
+    ] = "auto"
+    seeds: Annotated[
+        tuple[str, ...], Urls("URLs of the cluster's first brokers, comma-separated; the same on all of them.")
+    ] = ()
+    cluster_secret_file: Annotated[
+        str | None,
+        File(
+            "File with the secret shared by the brokers of the cluster; one secret per line, the new one first.",
+            is_secret=True,
+        ),
+    ] = None
+    peer_urls: Annotated[
+        tuple[str, ...], Urls("Further URLs at which other brokers reach this broker, comma-separated.")
+    ] = ()
+    log_level: Annotated[Level, Choice("debug, info, warning or error.", Level)] = "info"
+    log_format: Annotated[
+        Format, Choice("Format of the log: text (the default), or json: one JSON object per line.", Format)
+    ] = "text"
 
     def __repr__(self) -> str:
         """Without user and password of URLs."""
-        shown = {name: _shown(getattr(self, name)) if name in _URLS else getattr(self, name) for name in SETTINGS}
+        fields = msgspec.structs.asdict(self).items()
+        shown = {name: _shown(value) if name in _URLS else value for name, value in fields}
         return f"BrokerConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
@@ -155,24 +248,19 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.url,) if self.advertise_url or self.http_host not in ("0.0.0.0", "::") else ()
 
 
-_BYTES = {
-    "segment_bytes",
-    "min_free_bytes",
-    "max_store_bytes",
-    "ingest_memory_bytes",
-    "append_max_bytes",
-    "scrub_max_bytes_per_s",
-}
-_SECONDS = {"segment_age_s", "retention_interval_s", "tombstone_grace_s", "scrub_interval_s"}
-_MAY_BE_OFF = {"scrub_interval_s"}
-_URLS = {"nats_url", "nats_leaf_url", "advertise_url", "seeds", "peer_urls"}
 _LOGIN = ("creds_file", "nkey_file", "user", "user_file", "password_file", "token_file")
 _TLS_OF_NATS = ("tls_ca_file", "tls_cert_file", "tls_key_file", "tls_handshake_first")
-_CLIENT_CERTS = ("optional", "required")
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
-SETTINGS = tuple(BrokerConfig.__struct_fields__)
-_BY_NAME = {name: name for name in SETTINGS} | {name.removesuffix("_s"): name for name in _SECONDS}
-"""Setting by what it may be called: a duration says its unit itself (`segment_age = "1h"`)."""
+SETTINGS = stated_settings(BrokerConfig)
+"""From these follow the options of `natslog server`, its variables and file, and what a support bundle shows."""
+_BY_NAME = {name: one for one in SETTINGS for name in (one.field, one.name)}
+"""A duration states its unit itself: its setting may be named without it (`segment_age = "1h"`)."""
+_URLS = {one.field for one in SETTINGS if isinstance(one.setting, Url | Urls)}
+
+
+def variables_of(setting: Stated) -> tuple[str, ...]:
+    """The environment variables that a setting is read from."""
+    return tuple(dict.fromkeys(f"NATSLOG_{name.upper()}" for name in (setting.field, setting.name)))
 
 
 def _shown(setting: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
@@ -193,10 +281,11 @@ def load_config(path: Path | None, flags: Mapping[str, Any], environ: Mapping[st
         ConfigError: an unreadable file, an unknown setting (nearest known one named) or a wrong value.
     """
     settings: dict[str, Any] = _from_file(path) if path else {}
-    for name, setting in _BY_NAME.items():
-        if (value := (os.environ if environ is None else environ).get(f"NATSLOG_{name.upper()}")) is not None:
-            settings[setting] = value
-    settings |= {_BY_NAME[name]: value for name, value in flags.items() if value is not None}
+    for one in SETTINGS:
+        for variable in variables_of(one):
+            if (value := (os.environ if environ is None else environ).get(variable)) is not None:
+                settings[one.field] = value
+    settings |= {_BY_NAME[name].field: value for name, value in flags.items() if value is not None}
     return _checked(settings)
 
 
@@ -209,33 +298,23 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     for name in settings:
         if name not in _BY_NAME:
-            raise ConfigError(f"{path}: unknown setting {name!r}{did_you_mean(name, SETTINGS)}", setting=name)
-    return {_BY_NAME[name]: value for name, value in settings.items()}
+            raise ConfigError(
+                f"{path}: unknown setting {name!r}{did_you_mean(name, BrokerConfig.__struct_fields__)}", setting=name
+            )
+    return {_BY_NAME[name].field: value for name, value in settings.items()}
 
 
-def _interval_s(given: Any, name: str) -> float:
-    """Raises InvalidRequest. What is done at intervals may be turned off."""
-    if name in _MAY_BE_OFF and str(given).strip().lower() in ("0", "0.0", "none"):
-        return 0.0
-    return parse_duration_s(given, name)
+def _parsed(one: Stated, given: Any) -> Any:
+    """Raises ConfigError."""
+    try:
+        value = one.setting.from_text(given, one.name) if isinstance(given, str) else given
+        return one.setting.parse(value, one.name)
+    except InvalidRequest as error:
+        raise ConfigError(f"invalid setting: {error.message}", **error.facts) from error
 
 
 def _checked(settings: dict[str, Any]) -> BrokerConfig:
-    for name in ("seeds", "peer_urls", "ack_reply_prefixes", "tags"):
-        if isinstance(texts := settings.get(name), str):
-            settings[name] = [text.strip() for text in texts.split(",") if text.strip()]
-    try:
-        for name in _BYTES & set(settings):
-            settings[name] = parse_size_bytes(settings[name], name)
-        for name in _SECONDS & set(settings):
-            settings[name] = _interval_s(settings[name], name)
-        config = msgspec.convert(settings, BrokerConfig, strict=False)
-    except (msgspec.ValidationError, InvalidRequest) as error:
-        raise ConfigError(f"invalid setting: {error}") from error
-    if config.log_level not in LEVELS:
-        raise ConfigError(f"log_level {config.log_level!r} must be {', '.join(LEVELS)}")
-    if not 0 <= config.http_port <= 65535:
-        raise ConfigError(f"http_port {config.http_port} must be from 0 (any free port) to 65535")
+    config = BrokerConfig(**{name: _parsed(_BY_NAME[name], value) for name, value in settings.items()})
     for prefix in config.ack_reply_prefixes:
         try:
             check_subject(f"{prefix}x", wildcards=False, what="prefix")
@@ -270,19 +349,6 @@ def _checked(settings: dict[str, Any]) -> BrokerConfig:
             "a broker with seeds that listens on all addresses requires advertise_url: the URL at which other "
             "brokers and clients reach it"
         )
-    if not 1 <= config.broker_id <= 2**31:
-        raise ConfigError(f"broker_id {config.broker_id} must be a whole number of at least 1")
-    if config.append_max_bytes < 1024 * 1024:
-        raise ConfigError("append_max_bytes, the maximum size of one direct append, must be at least 1 MiB")
-    if config.max_store_bytes is not None and config.max_store_bytes < 1024 * 1024:
-        raise ConfigError("max_store_bytes, the maximum size of all streams on this broker, must be at least 1 MiB")
-    if config.scrub_max_bytes_per_s < 64 * 1024:
-        raise ConfigError(
-            "scrub_max_bytes_per_s must be at least 64 KiB; to turn scrubbing off, set scrub_interval to 0",
-            setting="scrub_max_bytes_per_s",
-        )
-    if config.segment_bytes < 4096:
-        raise ConfigError("segment_bytes must be at least 4096")
     return config
 
 
@@ -310,8 +376,6 @@ def _check_tls(config: BrokerConfig) -> None:
     """Raises ConfigError: the settings of TLS do not fit together."""
     if (config.tls_cert_file is None) != (config.tls_key_file is None):
         raise ConfigError("tls_cert_file and tls_key_file belong together: set both, or none to serve HTTP without TLS")
-    if config.tls_client_certs not in _CLIENT_CERTS:
-        raise ConfigError(f"tls_client_certs {config.tls_client_certs!r} must be {' or '.join(_CLIENT_CERTS)}")
     if config.tls_client_certs == "required" and config.tls_ca_file is None:
         raise ConfigError(
             'tls_client_certs = "required" needs tls_ca_file: the CA that signs the certificates of clients'

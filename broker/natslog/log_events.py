@@ -22,13 +22,14 @@ import threading
 import time
 import traceback
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from natslog.request_ids import current_request_id
 from natslog.times import format_timestamp_us
 
 Format = Literal["text", "json"]
-LEVELS = ("debug", "info", "warning", "error")
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 AUDIT_LOGGER = "natslog.audit"
 UNCODED = "other"

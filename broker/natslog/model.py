@@ -1,16 +1,14 @@
-"""Records shared by all layers: stream settings, positions, and their JSON forms."""
+"""Types that all layers share: the settings of a stream, its record as the metadata stores it, and positions in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from typing import Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType
 
 import msgspec
 
-from natslog.errors import InvalidRequest, StreamRecreated
-from natslog.subjects import check_name, check_subject, is_wildcard, overlap
-from natslog.units import format_duration, parse_duration_s, parse_size_bytes
+from natslog.errors import StreamRecreated
+from natslog.setting_kinds import Choice, Duration, Flag, Name, Size, Tags, Whole, stated_settings
 
 Ack = Literal["none", "flush", "stored"]
 """The confirmation that a publisher waits for: none, that of the server, or that of a stream for each row."""
@@ -22,21 +20,18 @@ Offset = NewType("Offset", int)
 Epoch = NewType("Epoch", int)
 StreamId = NewType("StreamId", str)
 BrokerId = NewType("BrokerId", int)
-
 Compression = Literal["none", "zstd", "lz4"]
 Acks = Literal["reply", "any", "header", "never"]
 """Where a message's ack goes: to its reply subject if that is an inbox; to any reply subject that no stream records, as
 JetStream does; to the subject in its header `Natslog-Ack-To`; or nowhere."""
 Discard = Literal["old", "new"]
+Retention = Literal["limits", "interest", "workqueue"]
 MAX_REPLICAS = 9
 MAX_PER_SUBJECT = 1_000_000
 MAX_SUBJECTS = 64
 MAX_TAGS = 16
 """Of one stream."""
-_DEFAULT_WINDOW_S = 120.0
-
-
-Retention = Literal["limits", "interest", "workqueue"]
+DEFAULT_WINDOW_S = 120.0
 
 
 class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -64,43 +59,95 @@ class JetStreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The settings of a stream. Ages are in seconds, sizes in bytes; None is "no limit".
 
+    At the limit per subject the oldest message of the subject goes, whatever `discard` is.
+
     Attributes:
-        more_subjects: those after the first. max_messages_per_subject: so many of the newest messages of each subject
-            are visible. compact: a message hides older ones with the same key. tombstone_retention_s: how long a
-            tombstone stays visible. allow_ttl: messages may have a time to live of their own; ttl_s: of the others.
-            discard: what happens at a limit of messages or bytes: the oldest messages go, or new ones are refused. At
-            the limit per subject the oldest one of the subject goes. max_message_bytes: of headers and payload
-            together. deny_delete, deny_purge: single messages are not deleted, the stream is not purged; once set, they
-            remain set. allow_rollup: messages with the header `Nats-Rollup` remove older ones. placement_tags: of the
-            brokers that may hold replicas. prevent_delete: the stream is not deleted until it is turned off.
-            managed_by: the declaration (`natslog apply`) that may delete the stream. jetstream: of streams that were
-            created or changed by the JetStream API.
+        more_subjects: those after the first. jetstream: of streams that were created or changed by the JetStream API.
     """
 
     subject: str
-    replicas: int = 1
-    min_isr: int = 1
-    group: str | None = None
-    max_age_s: float | None = None
-    max_bytes: int | None = None
-    max_messages: int | None = None
-    compression: Compression = "none"
-    dedupe_window_s: float = _DEFAULT_WINDOW_S
-    acks: Acks = "reply"
+    replicas: Annotated[int, Whole("Number of replicas.", 1, MAX_REPLICAS)] = 1
+    min_isr: Annotated[
+        int,  # null: a majority, `default_min_isr`
+        Whole("Number of replicas that must be in sync for writes.", 1, MAX_REPLICAS, null=0),
+    ] = 1
+    group: Annotated[
+        str | None, Name("Share the subject with the group's other streams; none: with no stream.", null=None)
+    ] = None
+    max_age_s: Annotated[
+        float | None, Duration("Delete messages older than this: 12h, 7d; none: no limit.", null=None)
+    ] = None
+    max_bytes: Annotated[int | None, Size("Keep at most this size: 10GiB; none: no limit.", null=None)] = None
+    max_messages: Annotated[
+        int | None, Whole("Keep at most this number of messages; none: no limit.", 1, 2**62, null=None)
+    ] = None
+    compression: Annotated[
+        Compression, Choice("Compression of sealed segments: zstd, lz4 or none.", Compression, null="none")
+    ] = "none"
+    dedupe_window_s: Annotated[
+        float, Duration("Store each Nats-Msg-Id once within this time: 2m; 0: no deduplication.", null=0.0)
+    ] = DEFAULT_WINDOW_S
+    acks: Annotated[
+        Acks,
+        Choice(
+            "Where acks go: reply (to each message's reply subject, if it is an inbox), any (to any reply subject that "
+            "no stream records), header (to the subject in Natslog-Ack-To) or never. To record the requests to a "
+            "service, use header or never.",
+            Acks,
+            null="reply",
+        ),
+    ] = "reply"
     more_subjects: tuple[str, ...] = ()
-    max_messages_per_subject: int | None = None
-    compact: bool = False
-    tombstone_retention_s: float = 86400.0
-    allow_ttl: bool = False
-    ttl_s: float | None = None
-    discard: Discard = "old"
-    max_message_bytes: int | None = None
-    deny_delete: bool = False
-    deny_purge: bool = False
-    allow_rollup: bool = False
-    placement_tags: tuple[str, ...] = ()
-    prevent_delete: bool = False
-    managed_by: str | None = None
+    max_messages_per_subject: Annotated[
+        int | None,
+        Whole("Keep the newest so many messages of each subject; none: no limit.", 1, MAX_PER_SUBJECT, null=None),
+    ] = None
+    compact: Annotated[bool, Flag("Keep the newest message of each key, and messages without a key.", null=False)] = (
+        False
+    )
+    tombstone_retention_s: Annotated[float, Duration("Delete a tombstone (a deleted key) after this time: 24h.")] = (
+        86400.0
+    )
+    allow_ttl: Annotated[bool, Flag("Messages with the header Nats-TTL expire by themselves.", null=False)] = False
+    ttl_s: Annotated[
+        float | None,
+        Duration("Messages without a Nats-TTL expire after this time: 1h; none: never.", null=None),
+    ] = None
+    discard: Annotated[
+        Discard,
+        Choice("At a limit of messages or bytes: old deletes old messages, new refuses new ones.", Discard, null="old"),
+    ] = "old"
+    max_message_bytes: Annotated[
+        int | None, Size("Refuse larger messages, headers included: 64KiB; none: no limit.", null=None)
+    ] = None
+    deny_delete: Annotated[
+        bool,
+        Flag("Refuse to delete single messages. It cannot be turned off again.", null=False, flag="--deny-delete"),
+    ] = False
+    deny_purge: Annotated[
+        bool, Flag("Refuse to purge. It cannot be turned off again.", null=False, flag="--deny-purge")
+    ] = False
+    allow_rollup: Annotated[
+        bool,
+        Flag(
+            "Messages with the header Nats-Rollup (sub or all) remove older ones, of their subject or all.", null=False
+        ),
+    ] = False
+    placement_tags: Annotated[
+        tuple[str, ...],
+        Tags(
+            "Tag that each broker with a replica must have (setting tags of the broker). May be repeated; none: any.",
+            MAX_TAGS,
+            "placement tag",
+            null=(),
+            flag="--placement-tag",
+        ),
+    ] = ()
+    prevent_delete: Annotated[bool, Flag("Refuse to delete the stream until this is turned off.", null=False)] = False
+    managed_by: Annotated[
+        str | None,
+        Name("The declaration that natslog apply --prune may delete the stream for; none.", null=None),
+    ] = None
     jetstream: JetStreamSettings | None = None
 
     @property
@@ -117,72 +164,13 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def to_json(self) -> dict[str, Any]:
         """The form of the HTTP API: durations as text, sizes as numbers."""
         body: dict[str, Any] = {"subject": self.subject, "subjects": list(self.subjects)}
-        body |= msgspec.structs.asdict(self) | {"placement_tags": list(self.placement_tags)}
-        del body["more_subjects"], body["jetstream"]
-        max_age_s, window_s = body.pop("max_age_s"), body.pop("dedupe_window_s")
-        tombstones_s, ttl_s = body.pop("tombstone_retention_s"), body.pop("ttl_s")
-        return body | {
-            "max_age": None if max_age_s is None else format_duration(max_age_s),
-            "dedupe_window": format_duration(window_s) if window_s else None,
-            "tombstone_retention": format_duration(tombstones_s),
-            "ttl": None if ttl_s is None else format_duration(ttl_s),
-        }
+        return body | {one.name: one.setting.shown(getattr(self, one.field)) for one in _AS_SHOWN}
 
 
-SETTING_NAMES = tuple(StreamSettings(subject="x").to_json())
-"""Names of settings in JSON, in the order they are shown."""
-
-
-def setting_fields(body: dict[str, Any]) -> tuple[str, ...]:
-    """The fields of `StreamSettings` that a request body names; `subject` stands for all subjects."""
-    return tuple(sorted({_FIELDS.get(name, name) for name in body}))
-
-
-def parse_settings(body: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
-    """Settings from a request body, checked.
-
-    Args:
-        body: JSON names to values; durations and sizes as numbers or text.
-        base: settings to change (an edit); without it, `subject` or `subjects` is required and the rest has defaults.
-
-    Raises:
-        InvalidRequest: an unknown name, or a value out of range, the message names the valid values.
-    """
-    changes = parsed_fields(body)
-    if base is None and "subject" not in changes:
-        raise InvalidRequest("a stream needs a subject")
-    replicas = changes.get("replicas", base.replicas if base else 1)
-    if changes.get("min_isr") is None and (base is None or "min_isr" in changes):
-        changes["min_isr"] = default_min_isr(replicas)
-    settings = msgspec.structs.replace(base, **changes) if base else StreamSettings(**changes)
-    _check_first_tokens(settings, changes)
-    _check_limits(settings, changes)
-    return settings
-
-
-def parsed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `StreamSettings` that a request body stands for, each of them checked by itself.
-
-    Raises:
-        InvalidRequest: an unknown name, or a value out of range.
-    """
-    unknown = sorted(set(body) - set(SETTING_NAMES))
-    if unknown:
-        raise InvalidRequest(
-            f"unknown setting {unknown[0]!r}; known are {', '.join(SETTING_NAMES)}", setting=unknown[0]
-        )
-    return _parsed_subjects(body) | {
-        _FIELDS.get(name, name): _PARSERS[name](body[name]) for name in body if name in _PARSERS
-    }
-
-
-def settings_of_stream(shown: Mapping[str, Any]) -> StreamSettings:
-    """The settings of a stream as the HTTP API shows it; those that an older broker does not state have defaults.
-
-    Raises:
-        InvalidRequest: they are not as this version has them.
-    """
-    return StreamSettings(**parsed_fields({name: shown[name] for name in SETTING_NAMES if name in shown}))
+SETTINGS = stated_settings(StreamSettings)
+"""All but the subjects. What reads, shows and describes settings follows from these."""
+_AS_SHOWN = sorted(SETTINGS, key=lambda one: isinstance(one.setting, Duration))
+"""Durations last."""
 
 
 def subjects_of(stream: Mapping[str, Any]) -> tuple[str, ...]:
@@ -209,192 +197,6 @@ def min_isr_after_resize(was: StreamSettings, replicas: int) -> int:
     if was.min_isr == default_min_isr(was.replicas):
         return default_min_isr(replicas)
     return min(was.min_isr, replicas)
-
-
-def _whole(name: str, low: int, high: int) -> Any:
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidRequest(f"{name} {value!r} must be a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _optional(parse: Any) -> Any:
-    return lambda value: None if value is None else parse(value)
-
-
-def _flag(name: str) -> Any:
-    def parse(value: Any) -> bool:
-        if value is not None and not isinstance(value, bool):
-            raise InvalidRequest(f"{name} {value!r} must be true or false", setting=name)
-        return bool(value)
-
-    return parse
-
-
-def _compression(value: Any) -> Any:
-    if value not in ("none", "zstd", "lz4", None):
-        raise InvalidRequest(f"compression {value!r} must be none, zstd or lz4")
-    return value or "none"
-
-
-def _acks(value: Any) -> Any:
-    if value not in ("reply", "any", "header", "never", None):
-        raise InvalidRequest(f"acks {value!r} must be reply, any, header or never")
-    return value or "reply"
-
-
-def _discard(value: Any) -> Any:
-    if value not in ("old", "new", None):
-        raise InvalidRequest(f"discard {value!r} must be old or new", setting="discard")
-    return value or "old"
-
-
-def _tags(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple | None) or len(value or ()) > MAX_TAGS:
-        raise InvalidRequest(f"placement_tags must be a list of at most {MAX_TAGS} tags", setting="placement_tags")
-    return tuple(dict.fromkeys(check_name(one, "placement tag") for one in value or ()))
-
-
-def _parsed_subjects(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that `subject` and `subjects` of a request body stand for. Raises InvalidRequest."""
-    if "subjects" not in body:
-        return {"subject": _recorded_subject(body["subject"]), "more_subjects": ()} if "subject" in body else {}
-    given = body["subjects"]
-    if not isinstance(given, list) or not 1 <= len(given) <= MAX_SUBJECTS:
-        raise InvalidRequest(f"subjects must be a list of 1 to {MAX_SUBJECTS} subjects", setting="subjects")
-    first, *more = map(_recorded_subject, given)
-    if body.get("subject", first) != first:
-        raise InvalidRequest(
-            f"subject {body['subject']!r} is not the first of subjects, {first!r}: give only one of both settings",
-            setting="subject",
-        )
-    for one, other in combinations((first, *more), 2):
-        if overlap(one, other):
-            raise InvalidRequest(
-                f"the subjects {one!r} and {other!r} overlap: NATS would deliver a message on both twice. "
-                "Remove one of them, or give subjects that have no message in common",
-                setting="subjects",
-                subjects=[one, other],
-            )
-    return {"subject": first, "more_subjects": tuple(more)}
-
-
-def _recorded_subject(value: Any) -> str:
-    subject = check_subject(value, wildcards=True)
-    for internal, what in _INTERNAL.items():
-        if subject.split(".")[0] == internal:
-            raise InvalidRequest(
-                f"{what} are not recorded: choose another subject than {subject!r}", setting="subject", subject=subject
-            )
-    return subject
-
-
-_INTERNAL = {
-    "$SYS": "the NATS server's own messages",
-    "$JS": "requests to JetStream, and its answers,",
-    "_INBOX": "answers to requests, and acks,",
-}
-
-
-def _check_first_tokens(settings: StreamSettings, changes: dict[str, Any]) -> None:
-    """What a subject that begins with a wildcard excludes. Raises InvalidRequest."""
-    wild = [subject for subject in settings.subjects if is_wildcard(subject.split(".")[0])]
-    if not wild or not {"subject", "acks"} & set(changes):
-        return
-    if settings.acks in ("reply", "any"):
-        raise InvalidRequest(
-            f"a stream on {wild[0]!r} records the requests to all services, and clients would receive its "
-            "acks instead of the services' answers: choose acks header or never (--acks)",
-            setting="acks",
-        )
-    for subject in settings.subjects:
-        if subject.startswith("$"):
-            raise InvalidRequest(
-                f"a stream on {wild[0]!r} does not record subjects that begin with $: record {subject!r} with another "
-                "stream",
-                setting="subjects",
-            )
-
-
-def _check_limits(settings: StreamSettings, changes: dict[str, Any]) -> None:
-    """Settings that contradict each other. Raises InvalidRequest."""
-    if settings.min_isr > settings.replicas:
-        raise InvalidRequest(f"min_isr {settings.min_isr} is more than the number of replicas, {settings.replicas}")
-    largest, most = settings.max_message_bytes or 0, settings.max_bytes or 2**63
-    if {"max_bytes", "max_message_bytes"} & set(changes) and largest > most:
-        raise InvalidRequest(
-            f"max_message_bytes {largest} is more than max_bytes {most}: the stream could not keep such a message. "
-            "Lower max_message_bytes, or raise max_bytes",
-            setting="max_message_bytes",
-        )
-    if settings.allow_rollup and settings.deny_purge:
-        raise InvalidRequest(
-            "roll-ups require the purge permission: a stream has either deny_purge or allow_rollup",
-            setting="allow_rollup",
-        )
-    if {"max_age_s", "ttl_s"} & set(changes):
-        _check_ttl(settings)
-    is_chosen = settings.dedupe_window_s != _DEFAULT_WINDOW_S  # the default is in exports, too
-    if is_chosen and {"max_age_s", "dedupe_window_s"} & set(changes):
-        _check_window(settings)
-
-
-def _check_ttl(settings: StreamSettings) -> None:
-    ttl_s, max_age_s = settings.ttl_s, settings.max_age_s
-    if ttl_s is not None and ttl_s < 1.0:
-        raise InvalidRequest(f"ttl {format_duration(ttl_s)} must be at least 1s", setting="ttl")
-    if ttl_s is not None and max_age_s is not None and ttl_s > max_age_s:
-        raise InvalidRequest(
-            f"ttl {format_duration(ttl_s)} is more than max_age {format_duration(max_age_s)}: messages would be "
-            "removed before they expire. Lower ttl, or raise max_age",
-            setting="ttl",
-        )
-
-
-def _check_window(settings: StreamSettings) -> None:
-    """Ids of messages are found in the log: what retention has removed cannot be compared any more."""
-    if settings.max_age_s is not None and settings.dedupe_window_s > settings.max_age_s:
-        raise InvalidRequest(
-            f"dedupe_window {format_duration(settings.dedupe_window_s)} is more than max_age "
-            f"{format_duration(settings.max_age_s)}: messages would be removed before the window ends. Lower "
-            "dedupe_window, or raise max_age",
-            setting="dedupe_window",
-        )
-
-
-_FIELDS = {
-    "max_age": "max_age_s",
-    "dedupe_window": "dedupe_window_s",
-    "tombstone_retention": "tombstone_retention_s",
-    "ttl": "ttl_s",
-    "subjects": "subject",
-}
-_PARSERS: dict[str, Any] = {
-    "replicas": _whole("replicas", 1, MAX_REPLICAS),
-    "min_isr": _optional(_whole("min_isr", 1, MAX_REPLICAS)),
-    "group": _optional(lambda value: check_name(value, "group")),
-    "max_age": _optional(lambda value: parse_duration_s(value, "max_age")),
-    "max_bytes": _optional(lambda value: parse_size_bytes(value, "max_bytes")),
-    "max_messages": _optional(_whole("max_messages", 1, 2**62)),
-    "compression": _compression,
-    "acks": _acks,
-    "max_messages_per_subject": _optional(_whole("max_messages_per_subject", 1, MAX_PER_SUBJECT)),
-    "compact": _flag("compact"),
-    "allow_ttl": _flag("allow_ttl"),
-    "ttl": _optional(lambda value: parse_duration_s(value, "ttl")),
-    "discard": _discard,
-    "tombstone_retention": lambda value: parse_duration_s(value, "tombstone_retention"),
-    "max_message_bytes": _optional(lambda value: parse_size_bytes(value, "max_message_bytes")),
-    "deny_delete": _flag("deny_delete"),
-    "deny_purge": _flag("deny_purge"),
-    "allow_rollup": _flag("allow_rollup"),
-    "placement_tags": _tags,
-    "prevent_delete": _flag("prevent_delete"),
-    "managed_by": _optional(lambda value: check_name(value, "managed_by")),
-    "dedupe_window": lambda value: 0.0 if value in (None, 0, "0") else parse_duration_s(value, "dedupe_window"),
-}
 
 
 class FormerRule(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -21,10 +21,11 @@ from natslog.http import appends, cluster, context, many_streams, messages, shap
 from natslog.http.access import RIGHTS
 from natslog.http.bodies import BODIES, Bodies, json_body
 from natslog.http.context import OWNER, REQUEST_ID
-from natslog.model import StreamSettings, parse_settings
+from natslog.model import StreamSettings
 from natslog.request_ids import HEADER, is_well_formed
 from natslog.security.guard import Guard, Identity
 from natslog.security.records import Rule, Security
+from natslog.stream_settings import parse_settings
 from natslog.subjects import includes
 from natslog.units import parse_duration_s
 from tests.fuzz.target import target

@@ -15,7 +15,8 @@ from natslog.declared.applying import Outcome, apply_plan
 from natslog.declared.plan import Planned, plan_of
 from natslog.declared.reading import Declared
 from natslog.errors import RemovalDenied, SettingsConflict, StreamConflict, StreamRecreated
-from natslog.model import SETTING_NAMES, Fork, StreamSettings
+from natslog.model import Fork, StreamSettings
+from natslog.stream_settings import SETTING_NAMES
 from tests.cluster_harness import running_cluster
 from tests.harness import BrokerProcess, eventually, natslog, on_terminal, publish_acked, running, with_nats
 from tests.integration.test_access import admin_token

@@ -32,10 +32,12 @@ from natslog.errors import (
     TableFailed,
 )
 from natslog.tables import copying
+from natslog.tables.committing import DEAD_LETTERS
 from natslog.tables.copying import Committed, copy_stream
 from natslog.tables.delta import DeltaLakeTable
 from natslog.tables.iceberg import IcebergTable
 from natslog.tables.options import TableOptions, parse_column
+from natslog.tables.read_ahead import Reader
 from natslog.tables.rows import first_schema
 from natslog.tables.table import Target, parse_target
 from tests.harness import BrokerProcess, eventually, natslog, publish_acked
@@ -138,7 +140,7 @@ def test_what_does_not_fit_is_a_dead_letter_with_its_reason(lake: Lake) -> None:
     (done,) = lake.copy()
     assert (done.rows, done.dead_letters) == (2, 3)
     assert lake.column("_offset") == [0, 4]
-    letters = lake.table(copying.DEAD_LETTERS)
+    letters = lake.table(DEAD_LETTERS)
     assert letters.column("_offset").to_pylist() == [1, 2, 3]
     assert letters.column("value").to_pylist() == [b"no json", b'{"id": "x"}', b'{"ID": 2}']
     assert all(letters.column("reason").to_pylist())
@@ -175,7 +177,7 @@ def test_text_that_is_no_text_is_a_dead_letter(lake: Lake) -> None:
     lake.publish(b"plain", b"\xff")
     lake.copy(payload_format="string")
     assert lake.column("value") == ["plain"]
-    assert lake.column("reason", copying.DEAD_LETTERS) == ["it is not valid UTF-8"]
+    assert lake.column("reason", DEAD_LETTERS) == ["it is not valid UTF-8"]
 
 
 def test_partitions_by_day_of_the_event_time_and_late_rows(lake: Lake) -> None:
@@ -190,7 +192,7 @@ def test_partitions_by_day_of_the_event_time_and_late_rows(lake: Lake) -> None:
     days = list(map(str, lake.column("_day")))
     assert days[:2] == ["2026-01-01", "2026-01-02"]
     assert days[3:] == ["2026-01-02", "2026-01-03"]
-    assert lake.column("reason", copying.DEAD_LETTERS) == ["its event time is older than the watermark allows"]
+    assert lake.column("reason", DEAD_LETTERS) == ["its event time is older than the watermark allows"]
     with pytest.raises(ConfigError, match="partitioned by _day, which --partition-by cannot change"):
         lake.copy(partition_by=["id"], event_time="at")
 
@@ -263,7 +265,7 @@ def test_a_run_of_which_no_message_fits_ends_with_an_error(lake: Lake) -> None:
     with pytest.raises(MalformedPayload, match="none of 2 messages fits .*_dead_letters.*--column") as refused:
         lake.copy(payload_format="json", columns={"id": pa.int64()})
     assert 'at offset 0, does not because: column id is bigint, and "a" is not' in str(refused.value)
-    assert lake.column("_offset", copying.DEAD_LETTERS) == [0, 1]
+    assert lake.column("_offset", DEAD_LETTERS) == [0, 1]
     lake.publish(b'{"id":3}')
     (done,) = lake.copy(payload_format="json")
     assert (done.rows, done.dead_letters, done.start) == (1, 0, 2)
@@ -384,7 +386,7 @@ def test_a_table_that_was_deleted_is_made_again_in_commits_of_the_usual_size(lak
     reports = lake.copy(commit_bytes=1)
     assert sum(one.rows for one in reports) == 6
     assert sum(one.dead_letters for one in reports) == 0
-    assert lake.column("_offset", copying.DEAD_LETTERS) == list(range(1, 12, 2))
+    assert lake.column("_offset", DEAD_LETTERS) == list(range(1, 12, 2))
 
 
 @pytest.mark.long
@@ -399,13 +401,13 @@ def test_stream_that_was_restored_from_an_export_continues(lake: Lake, broker: B
     (done,) = lake.copy()
     assert (done.rows, done.dead_letters, done.start) == (1, 1, 2)
     assert lake.column("id") == [1, 2]
-    assert lake.column("_offset", copying.DEAD_LETTERS) == [1, 3]
+    assert lake.column("_offset", DEAD_LETTERS) == [1, 3]
 
 
 @pytest.mark.long
 def test_what_was_read_is_committed_when_the_stream_fails(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.publish({"id": 1})
-    original = copying._Reader.next
+    original = Reader.next
 
     def fails(self: Any, *arguments: Any) -> Any:
         found = original(self, *arguments)
@@ -413,7 +415,7 @@ def test_what_was_read_is_committed_when_the_stream_fails(lake: Lake, monkeypatc
             raise StreamNotFound("it was deleted")
         return found
 
-    monkeypatch.setattr(copying._Reader, "next", fails)
+    monkeypatch.setattr(Reader, "next", fails)
     with pytest.raises(StreamNotFound):
         lake.copy()
     assert lake.column("id") == [1]
@@ -431,13 +433,13 @@ def test_what_was_read_is_committed_when_the_stream_is_created_again(
         calls.append(batch)
         check(self, replace(batch, stream_id="another") if len(calls) == 2 else batch)
 
-    original = copying._Reader.next
+    original = Reader.next
 
     def twice(self: Any, *arguments: Any) -> Any:
         return original(self, *arguments) or calls[0]
 
     monkeypatch.setattr(copying._Copying, "_check", second_is_of_another)
-    monkeypatch.setattr(copying._Reader, "next", twice)
+    monkeypatch.setattr(Reader, "next", twice)
     with pytest.raises(StreamRecreated, match="created again or restored while it was copied"):
         lake.copy()
     assert lake.column("id") == [2, 3]
@@ -507,7 +509,7 @@ def test_a_killed_process_adds_nothing_twice_and_skips_nothing(lake: Lake, monke
     lake.copy()
     lake.copy()
     assert lake.column("_offset") == [0, 3, 5, 7]
-    assert lake.column("_offset", copying.DEAD_LETTERS) == [1, 2, 4, 6]
+    assert lake.column("_offset", DEAD_LETTERS) == [1, 2, 4, 6]
 
 
 @pytest.mark.long
@@ -678,7 +680,7 @@ def test_rows_of_a_process_that_is_killed_again_and_again(lake: Lake, broker: Br
     natslog(*arguments(lake), "--once", url=broker.url)
     misfits = [at for at in range(total) if at % 50 == 7]
     assert lake.column("_offset") == [at for at in range(total) if at % 50 != 7]
-    assert lake.column("_offset", copying.DEAD_LETTERS) == misfits
+    assert lake.column("_offset", DEAD_LETTERS) == misfits
 
 
 def publish_slowly(lake: Lake, total: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from natslog.config import load_config
 from tests.pages import runs
 from tests.readme import Block
+from tests.settings_page import PAGE, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -67,3 +68,8 @@ def test_settings_of_operations_are_those_of_a_broker(tmp_path: Path, one: Block
     shown = tomllib.loads(one.text + three.text)
     assert {"tombstone_grace_s", "scrub_interval", "max_store_bytes", "seeds", "cluster_secret_file"} <= names
     assert {"tombstone_grace_s", "scrub_interval", "seeds", "rack"} <= set(shown)
+
+
+def test_tables_of_settings_are_those_of_the_code() -> None:
+    page = PAGE.read_text()
+    assert page == with_tables(page), "python -m tests.settings_page"

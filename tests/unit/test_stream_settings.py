@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from natslog.errors import InvalidRequest
-from natslog.model import MAX_SUBJECTS, StreamSettings, parse_settings, setting_fields, subject_setting, subjects_of
+from natslog.model import MAX_SUBJECTS, StreamSettings, subject_setting, subjects_of
+from natslog.stream_settings import parse_settings, setting_fields
 
 
 def test_subject_is_the_first_of_subjects() -> None:

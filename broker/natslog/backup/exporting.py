@@ -37,7 +37,8 @@ from natslog.backup.removals import applied, drop_unnamed, removed_from
 from natslog.client import NatslogClient
 from natslog.errors import DamagedExport, ExportFailed, natslog_version
 from natslog.log.checked_file import make_folder
-from natslog.model import MAX_LINEAGE, SETTING_NAMES, Fork, JetStreamSettings, Offset, StreamId
+from natslog.model import MAX_LINEAGE, Fork, JetStreamSettings, Offset, StreamId
+from natslog.stream_settings import SETTING_NAMES
 from natslog.units import offsets_between
 
 FILE_BYTES = 128 * 1024 * 1024

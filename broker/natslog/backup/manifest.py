@@ -20,8 +20,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from natslog.errors import DamagedExport, InvalidRequest
 from natslog.log.checked_file import sync_folder
-from natslog.model import MAX_LINEAGE, Fork, JetStreamSettings, Offset, StreamId, parse_settings
+from natslog.model import MAX_LINEAGE, Fork, JetStreamSettings, Offset, StreamId
 from natslog.security.records import Security
+from natslog.stream_settings import parse_settings
 from natslog.subjects import NAME_PATTERN
 
 FORMAT_VERSION = 1

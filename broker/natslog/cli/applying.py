@@ -11,6 +11,7 @@ import typer
 from natslog.cli.common import JsonFlag, confirm, global_of
 from natslog.cli.output import out, print_json
 from natslog.errors import InvalidRequest
+from natslog.stream_settings import SIZE_NAMES
 from natslog.units import format_exact_size
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _COUNTED = {
 }
 _NOT_POSSIBLE = {"refused", "protected"}
 _DONE = {"create": "created", "change": "changed", "delete": "deleted"}
-_SIZES = ("max_bytes", "max_message_bytes")
 
 
 def apply(
@@ -140,7 +140,7 @@ def _shown(setting: str, value: Any) -> str:
         case list():
             return ", ".join(value) or "none"
         case _:
-            return format_exact_size(value) if setting in _SIZES else str(value)
+            return format_exact_size(value) if setting in SIZE_NAMES else str(value)
 
 
 def _print_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli import migrating, nats_options
 from natslog.cli.common import JsonFlag, global_of
+from natslog.cli.migrating import FROM_JETSTREAM, Copied, FromJetStream, import_from_jetstream
+from natslog.cli.nats_options import LOGIN, NatsLogin
+from natslog.cli.option_groups import takes
 from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.errors import InvalidRequest
 from natslog.units import format_size, offsets_between, parse_size_bytes
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from natslog.backup.importing import Imported
 
 _PATIENCE_S = 60.0
-_FROM_JETSTREAM = "From JetStream"
 
 Access = Annotated[
     bool,
@@ -123,6 +124,7 @@ def _show_exported(one: Exported) -> None:
     )
 
 
+@takes(jetstream=FROM_JETSTREAM, login=LOGIN)
 def import_(
     context: typer.Context,
     source: Annotated[
@@ -148,68 +150,9 @@ def import_(
         int | None, typer.Option("--replicas", min=1, help="Number of replicas, instead of the original's.")
     ] = None,
     access: Access = True,
-    from_jetstream: Annotated[
-        str | None,
-        typer.Option(
-            "--from-jetstream", metavar="URL", help="Copy a stream of JetStream.", rich_help_panel=_FROM_JETSTREAM
-        ),
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow/--no-follow",
-            help="Continue until another command has switched over, or end with what there is now.",
-            rich_help_panel=_FROM_JETSTREAM,
-        ),
-    ] = True,
-    switch_over: Annotated[
-        bool,
-        typer.Option(
-            "--switch-over",
-            help="As soon as JetStream does not record the subjects any more: copy the rest and the positions of "
-            "consumers, and resume the natslog stream.",
-            rich_help_panel=_FROM_JETSTREAM,
-        ),
-    ] = False,
-    js_domain: Annotated[
-        str | None,
-        typer.Option("--js-domain", help="The domain of JetStream.", rich_help_panel=_FROM_JETSTREAM),
-    ] = None,
-    ignored: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ignore",
-            metavar="FIELD",
-            help="A field of the configuration that natslog does not support; repeatable.",
-            rich_help_panel=_FROM_JETSTREAM,
-        ),
-    ] = None,
-    consumers: Annotated[
-        bool,
-        typer.Option(
-            "--consumers/--no-consumers",
-            help="With --switch-over: also durable consumers and their positions.",
-            rich_help_panel=_FROM_JETSTREAM,
-        ),
-    ] = True,
-    skip_unstorable: Annotated[
-        bool,
-        typer.Option(
-            "--skip-unstorable",
-            help="Leave out messages whose subject or headers are not UTF-8.",
-            rich_help_panel=_FROM_JETSTREAM,
-        ),
-    ] = False,
-    creds: nats_options.CredsFile = None,
-    nats_nkey_file: nats_options.NkeyFile = None,
-    nats_user: nats_options.User = None,
-    nats_user_file: nats_options.UserFile = None,
-    nats_password_file: nats_options.PasswordFile = None,
-    nats_token_file: nats_options.TokenFile = None,
-    nats_tls_ca_file: nats_options.TlsCaFile = None,
-    nats_tls_cert_file: nats_options.TlsCertFile = None,
-    nats_tls_key_file: nats_options.TlsKeyFile = None,
-    nats_tls_handshake_first: nats_options.TlsHandshakeFirst = False,
+    *,
+    jetstream: FromJetStream,
+    login: NatsLogin,
     as_json: JsonFlag = False,
 ) -> None:
     """Import an export, or a stream of JetStream, into this cluster.
@@ -223,40 +166,12 @@ def import_(
     --from-jetstream URL STREAM copies a stream of a NATS server with JetStream, with its sequences, subjects, headers
     and times, and follows it until --switch-over: see docs/JETSTREAM.md, "Moving from JetStream".
     """
-    if from_jetstream is not None:
+    if jetstream.url is not None:
         if everything or resume:
             raise InvalidRequest("--all and --resume are for exports; --from-jetstream has --switch-over")
-        migrating.import_from_jetstream(
-            context,
-            migrating.Asked(
-                url=from_jetstream,
-                stream=source,
-                name=new_name or source,
-                follow=follow,
-                switch_over=switch_over,
-                domain=js_domain,
-                ignored=tuple(ignored or ()),
-                replicas=replicas,
-                consumers=consumers,
-                skip_unstorable=skip_unstorable,
-                as_json=as_json,
-            ),
-            nats_options.credentials_of(
-                creds=creds,
-                nkey_file=nats_nkey_file,
-                user=nats_user,
-                user_file=nats_user_file,
-                password_file=nats_password_file,
-                token_file=nats_token_file,
-                tls_ca_file=nats_tls_ca_file,
-                tls_cert_file=nats_tls_cert_file,
-                tls_key_file=nats_tls_key_file,
-                tls_handshake_first=nats_tls_handshake_first,
-            ),
-        )
+        import_from_jetstream(context, jetstream, login, Copied(source, new_name or source, replicas), as_json)
         return
-    if switch_over or js_domain is not None or ignored or skip_unstorable:
-        raise InvalidRequest("--switch-over, --js-domain, --ignore and --skip-unstorable require --from-jetstream")
+    jetstream.require_nothing()
     from natslog.backup.importing import ImportOptions
 
     with _folder(source) as folder, _progress() as progress:
@@ -267,21 +182,9 @@ def import_(
         import msgspec
 
         print_json(msgspec.to_builtins(body))
-        _exit_with_problems(body)
-        return
-    is_cluster = hasattr(body, "streams")
-    for one in body.streams if is_cluster else [body]:
-        _show_imported(one)
-    if is_cluster:
-        out.print(f"{body.cursors} cursors were set, {body.cursors_left} existed and were left")
-        if body.access is not None:
-            out.print("added: " + ", ".join(f"{count} {kind}" for kind, count in body.access.items()))
-    _exit_with_problems(body)
-
-
-def _exit_with_problems(body: Any) -> None:
-    """With code 1 where some cursors of a cluster were not set."""
-    problems = getattr(body, "cursor_problems", [])
+    else:
+        _show_all_imported(body)
+    problems = getattr(body, "cursor_problems", [])  # of a cluster
     for problem in problems:
         err.print(f"natslog: {problem}. Set it with natslog cursor set")
     if problems:
@@ -319,6 +222,18 @@ def _folder(source: str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="natslog-import-") as temporary:
         extract(sys.stdin.buffer, Path(temporary))
         yield Path(temporary)
+
+
+def _show_all_imported(body: Any) -> None:
+    """A stream, or the streams of a cluster with all else."""
+    if not hasattr(body, "streams"):
+        _show_imported(body)
+        return
+    for one in body.streams:
+        _show_imported(one)
+    out.print(f"{body.cursors} cursors were set, {body.cursors_left} existed and were left")
+    if body.access is not None:
+        out.print("added: " + ", ".join(f"{count} {kind}" for kind, count in body.access.items()))
 
 
 def _show_imported(one: Imported) -> None:

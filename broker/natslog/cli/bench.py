@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of, position_of
+from natslog.cli.nats_options import LOGIN, NatsLogin
+from natslog.cli.option_groups import takes
 from natslog.cli.output import err, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError
@@ -46,6 +47,7 @@ def _examples(*commands: str) -> str:
         "natslog bench pub orders.test --in-flight 1 --json",
     )
 )
+@takes(login=LOGIN)
 def pub(
     context: typer.Context,
     subject: Annotated[
@@ -73,16 +75,8 @@ def pub(
         float, typer.Option("--ack-timeout", help="Give up after so many seconds without an ack.")
     ] = 30,
     nats_url: NatsUrl = DEFAULT_NATS_URL,
-    creds: nats_options.CredsFile = None,
-    nats_nkey_file: nats_options.NkeyFile = None,
-    nats_user: nats_options.User = None,
-    nats_user_file: nats_options.UserFile = None,
-    nats_password_file: nats_options.PasswordFile = None,
-    nats_token_file: nats_options.TokenFile = None,
-    nats_tls_ca_file: nats_options.TlsCaFile = None,
-    nats_tls_cert_file: nats_options.TlsCertFile = None,
-    nats_tls_key_file: nats_options.TlsKeyFile = None,
-    nats_tls_handshake_first: nats_options.TlsHandshakeFirst = False,
+    *,
+    login: NatsLogin,
     as_json: JsonFlag = False,
 ) -> None:
     """Publish generated messages; print the rate and, with acks, their latency.
@@ -100,18 +94,7 @@ def pub(
 
     load = Load(
         nats_url,
-        nats_options.credentials_of(
-            creds=creds,
-            nkey_file=nats_nkey_file,
-            user=nats_user,
-            user_file=nats_user_file,
-            password_file=nats_password_file,
-            token_file=nats_token_file,
-            tls_ca_file=nats_tls_ca_file,
-            tls_cert_file=nats_tls_cert_file,
-            tls_key_file=nats_tls_key_file,
-            tls_handshake_first=nats_tls_handshake_first,
-        ),
+        login.credentials(),
         subject=to,
         size_bytes=size_bytes,
         in_flight=in_flight,

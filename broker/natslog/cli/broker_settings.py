@@ -1,61 +1,43 @@
-"""Commands that take the same settings of a broker as `natslog server`: from flags, variables, and the TOML file."""
+"""The settings of a broker as options: those of `natslog server`, and of commands that examine a broker."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
-import typer.models
+import typer
 
-from natslog.cli import serve
-from natslog.config import DEFAULT_DATA_DIR, SETTINGS, BrokerConfig, load_config
+from natslog.cli.option_groups import OptionGroup, options_of
+from natslog.config import DEFAULT_DATA_DIR, SETTINGS, BrokerConfig, load_config, variables_of
 from natslog.errors import ConfigError
 
-_PANEL = "Settings of the broker, as of natslog server"
+_FILE = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")],
+)
+SERVER_SETTINGS = OptionGroup((_FILE, *options_of(SETTINGS)), dict)
+EXAMINED_SETTINGS = SERVER_SETTINGS.in_panel("Settings of the broker, as of natslog server")
 
 
-def with_broker_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of `natslog server` besides its own; it gets them as the argument `settings`."""
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "settings"]
-    shared = [
-        one.replace(annotation=_in_panel(one.annotation))
-        for one in inspect.signature(serve.server, eval_str=True).parameters.values()
-    ]
-
-    def run(**given: Any) -> None:
-        settings = {one.name: given.pop(one.name) for one in shared}
-        command(**given, settings=settings)
-
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
-
-
-def _in_panel(annotation: Any) -> Any:
-    kind, option = get_args(annotation)
-    assert isinstance(option, typer.models.OptionInfo), "all parameters of the command are options"
-    option = copy.copy(option)
-    option.rich_help_panel = _PANEL
-    return Annotated[kind, option]
+def loaded(settings: Mapping[str, Any]) -> BrokerConfig:
+    """From the values of the options, the variables and the file. Raises ConfigError."""
+    return load_config(settings["config"], {name: value for name, value in settings.items() if name != "config"})
 
 
 def config_of(settings: Mapping[str, Any]) -> tuple[BrokerConfig | None, str]:
     """The settings of the broker of this machine, or None with the reason for which they are wrong. Without any
     setting, and without a data folder of the default name, there is no broker here: None, and no reason.
     """
-    path: Path | None = settings["config"]
-    flags = {name: value for name, value in settings.items() if name != "config"}
-    is_given = path is not None or any(value is not None for value in flags.values())
-    has_variables = any(f"NATSLOG_{name.removesuffix('_s').upper()}" in os.environ for name in SETTINGS)
+    is_given = any(value is not None for value in settings.values())
+    has_variables = any(variable in os.environ for one in SETTINGS for variable in variables_of(one))
     if not (is_given or has_variables or Path(DEFAULT_DATA_DIR).is_dir()):
         return None, ""
     try:
-        return load_config(path, flags), ""
+        return loaded(settings), ""
     except ConfigError as error:
         return None, error.message

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live
 
-from natslog.cli.broker_settings import config_of, with_broker_settings
+from natslog.cli.broker_settings import EXAMINED_SETTINGS, config_of
 from natslog.cli.common import Global, JsonFlag, global_of
+from natslog.cli.option_groups import takes
 from natslog.cli.output import err, is_terminal, out, print_json, table_of
 
 if TYPE_CHECKING:
@@ -23,15 +24,16 @@ _CHECK_WIDTH = 32  # several that failed for one reason are in one cell
 _STYLES = {"warning": "yellow", "problem": "bold red", "not checked": "dim"}
 
 
-@with_broker_settings
+@takes(settings=EXAMINED_SETTINGS)
 def doctor(
     context: typer.Context,
-    settings: dict[str, Any],
     production: Annotated[
         bool,
         typer.Option("--production", help="Also what is missing for production: replicas, TLS, backups, alerts, …"),
     ] = False,
     as_json: JsonFlag = False,
+    *,
+    settings: dict[str, Any],
 ) -> None:
     """Check NATS, the disk, clocks, limits, versions, the cluster and access, and print what to do.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from natslog.cli.common import broker_extra, global_of
+from natslog.cli.nats_options import NatsLogin
+from natslog.cli.option_groups import OptionGroup
 from natslog.cli.output import err, out, print_json
 from natslog.errors import InvalidRequest
 
@@ -17,31 +19,71 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from natslog.migration.importing import Migrated, Progress
-    from natslog.wire.credentials import NatsCredentials
 
 _PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options of the command."""
+def _option(names: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(names, help=text, metavar=metavar, rich_help_panel="From JetStream")
 
-    url: str
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromJetStream:
+    """Options of `natslog import` for a stream of JetStream."""
+
+    url: Annotated[str | None, _option("--from-jetstream", "Copy a stream of JetStream.", metavar="URL")] = None
+    follow: Annotated[
+        bool,
+        _option(
+            "--follow/--no-follow",
+            "Continue until another command has switched over, or end with what there is now.",
+        ),
+    ] = True
+    switch_over: Annotated[
+        bool,
+        _option(
+            "--switch-over",
+            "As soon as JetStream does not record the subjects any more: copy the rest and the positions of "
+            "consumers, and resume the natslog stream.",
+        ),
+    ] = False
+    js_domain: Annotated[str | None, _option("--js-domain", "The domain of JetStream.")] = None
+    ignored: Annotated[
+        list[str] | None,
+        _option("--ignore", "A field of the configuration that natslog does not support; repeatable.", metavar="FIELD"),
+    ] = None
+    consumers: Annotated[
+        bool,
+        _option("--consumers/--no-consumers", "With --switch-over: also durable consumers and their positions."),
+    ] = True
+    skip_unstorable: Annotated[
+        bool, _option("--skip-unstorable", "Leave out messages whose subject or headers are not UTF-8.")
+    ] = False
+
+    def require_nothing(self) -> None:
+        """For the import of an export. Raises InvalidRequest."""
+        if self.switch_over or self.js_domain is not None or self.ignored or self.skip_unstorable:
+            raise InvalidRequest("--switch-over, --js-domain, --ignore and --skip-unstorable require --from-jetstream")
+
+
+FROM_JETSTREAM = OptionGroup.of(FromJetStream)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The stream of JetStream, and the name and the number of replicas of the one that it becomes."""
+
     stream: str
     name: str
-    follow: bool
-    switch_over: bool
-    domain: str | None
-    ignored: tuple[str, ...]
     replicas: int | None
-    consumers: bool
-    skip_unstorable: bool
-    as_json: bool
 
 
-def import_from_jetstream(context: typer.Context, asked: Asked, credentials: NatsCredentials) -> None:
+def import_from_jetstream(
+    context: typer.Context, given: FromJetStream, login: NatsLogin, copied: Copied, as_json: bool
+) -> None:
     """Raises InvalidRequest, and as `migration.importing.migrate`."""
-    if asked.switch_over and not asked.follow:
+    assert given.url is not None, "the option --from-jetstream"
+    if given.switch_over and not given.follow:
         raise InvalidRequest("--switch-over and --no-follow exclude each other")
     with broker_extra("natslog import --from-jetstream"):
         import asyncio
@@ -49,26 +91,26 @@ def import_from_jetstream(context: typer.Context, asked: Asked, credentials: Nat
         from natslog.migration.importing import MigrationOptions, migrate
 
     client = global_of(context).client(_PATIENCE_S)
-    with _progress(asked) as show:
+    with _progress(copied) as show:
         options = MigrationOptions(
-            url=asked.url,
-            stream=asked.stream,
-            name=asked.name,
-            credentials=credentials,
-            domain=asked.domain,
-            until="switched" if asked.switch_over else "resumed" if asked.follow else "copied",
-            ignored=asked.ignored,
-            replicas=asked.replicas,
-            with_consumers=asked.consumers,
-            skips_unstorable=asked.skip_unstorable,
+            url=given.url,
+            stream=copied.stream,
+            name=copied.name,
+            credentials=login.credentials(),
+            domain=given.js_domain,
+            until="switched" if given.switch_over else "resumed" if given.follow else "copied",
+            ignored=tuple(given.ignored or ()),
+            replicas=copied.replicas,
+            with_consumers=given.consumers,
+            skips_unstorable=given.skip_unstorable,
             progress=show,
         )
         try:
             done = asyncio.run(migrate(client, options))
         except KeyboardInterrupt:
-            err.print(f"stream {asked.name}: interrupted; the same command continues")
+            err.print(f"stream {copied.name}: interrupted; the same command continues")
             raise
-    if asked.as_json:
+    if as_json:
         import msgspec
 
         print_json(msgspec.to_builtins(done))
@@ -96,7 +138,7 @@ def _show(done: Migrated) -> None:
 
 
 @contextmanager
-def _progress(asked: Asked) -> Iterator[Callable[[Progress], None]]:
+def _progress(copied: Copied) -> Iterator[Callable[[Progress], None]]:
     """A bar on a terminal; otherwise a line for each thing that happens."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -111,18 +153,18 @@ def _progress(asked: Asked) -> Iterator[Callable[[Progress], None]]:
             bar.update(task, completed=progress.done, total=progress.total or None, description=progress.line)
             if progress.line != shown:
                 shown = progress.line
-                _say(asked, progress)
+                _say(copied, progress)
 
         yield show
 
 
-def _say(asked: Asked, progress: Any) -> None:
+def _say(copied: Copied, progress: Any) -> None:
     from natslog.migration.importing import WAITING
 
     if progress.line == WAITING:
         err.print(
-            f"stream {asked.name}: waiting until JetStream records its subjects no more. Now give its stream another "
-            f"subject, for example: nats stream edit {asked.stream} --subjects moved.{asked.stream}"
+            f"stream {copied.name}: waiting until JetStream records its subjects no more. Now give its stream another "
+            f"subject, for example: nats stream edit {copied.stream} --subjects moved.{copied.stream}"
         )
     elif not err.is_terminal:
-        err.print(f"stream {asked.name}: {progress.line}, {progress.done} messages are copied")
+        err.print(f"stream {copied.name}: {progress.line}, {progress.done} messages are copied")

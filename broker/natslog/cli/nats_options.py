@@ -2,119 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from natslog.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
     from natslog.wire.credentials import NatsCredentials
 
-_PANEL = "Login to NATS"
 
-CredsFile = Annotated[
-    str | None,
-    typer.Option("--creds", "--nats-creds-file", envvar="NATSLOG_NATS_CREDS_FILE", help="NATS credentials file (JWT)."),
-]
-NkeyFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-nkey-file",
-        envvar="NATSLOG_NATS_NKEY_FILE",
-        help="File with the nkey seed of a user.",
-        rich_help_panel=_PANEL,
-    ),
-]
-User = Annotated[
-    str | None,
-    typer.Option("--nats-user", envvar="NATSLOG_NATS_USER", help="User name.", rich_help_panel=_PANEL),
-]
-UserFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-user-file",
-        envvar="NATSLOG_NATS_USER_FILE",
-        help="File with the user name.",
-        rich_help_panel=_PANEL,
-    ),
-]
-PasswordFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-password-file",
-        envvar="NATSLOG_NATS_PASSWORD_FILE",
-        help="File with the password of the user.",
-        rich_help_panel=_PANEL,
-    ),
-]
-TokenFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-token-file", envvar="NATSLOG_NATS_TOKEN_FILE", help="File with a token.", rich_help_panel=_PANEL
-    ),
-]
-TlsCaFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-tls-ca-file",
-        envvar="NATSLOG_NATS_TLS_CA_FILE",
-        help="CA certificates that verify the NATS server.",
-        rich_help_panel=_PANEL,
-    ),
-]
-TlsCertFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-tls-cert-file",
-        envvar="NATSLOG_NATS_TLS_CERT_FILE",
-        help="Client certificate.",
-        rich_help_panel=_PANEL,
-    ),
-]
-TlsKeyFile = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-tls-key-file",
-        envvar="NATSLOG_NATS_TLS_KEY_FILE",
-        help="Private key of the client certificate.",
-        rich_help_panel=_PANEL,
-    ),
-]
-TlsHandshakeFirst = Annotated[
-    bool,
-    typer.Option(
-        "--nats-tls-handshake-first",
-        envvar="NATSLOG_NATS_TLS_HANDSHAKE_FIRST",
-        help="The server begins with the TLS handshake.",
-        rich_help_panel=_PANEL,
-    ),
-]
+def _option(name: str, text: str) -> Any:
+    """`nkey-file`: the option `--nats-nkey-file`, and the variable `NATSLOG_NATS_NKEY_FILE`."""
+    variable = f"NATSLOG_NATS_{name.upper().replace('-', '_')}"
+    return typer.Option(f"--nats-{name}", envvar=variable, help=text, rich_help_panel="Login to NATS")
 
 
-def credentials_of(
-    *,
-    creds: CredsFile,
-    nkey_file: NkeyFile,
-    user: User,
-    user_file: UserFile,
-    password_file: PasswordFile,
-    token_file: TokenFile,
-    tls_ca_file: TlsCaFile,
-    tls_cert_file: TlsCertFile,
-    tls_key_file: TlsKeyFile,
-    tls_handshake_first: TlsHandshakeFirst,
-) -> NatsCredentials:
-    """Raises ConfigError: two of them exclude each other."""
-    from natslog.wire.credentials import NatsCredentials
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsLogin:
+    """The fields of `NatsCredentials` that are options. That class is imported when a command connects."""
 
-    return NatsCredentials(
-        creds_file=creds,
-        nkey_file=nkey_file,
-        user=user,
-        user_file=user_file,
-        password_file=password_file,
-        token_file=token_file,
-        tls_ca_file=tls_ca_file,
-        tls_cert_file=tls_cert_file,
-        tls_key_file=tls_key_file,
-        tls_handshake_first=tls_handshake_first,
-    )
+    creds_file: Annotated[
+        str | None,
+        typer.Option(
+            "--creds", "--nats-creds-file", envvar="NATSLOG_NATS_CREDS_FILE", help="NATS credentials file (JWT)."
+        ),
+    ] = None
+    nkey_file: Annotated[str | None, _option("nkey-file", "File with the nkey seed of a user.")] = None
+    user: Annotated[str | None, _option("user", "User name.")] = None
+    user_file: Annotated[str | None, _option("user-file", "File with the user name.")] = None
+    password_file: Annotated[str | None, _option("password-file", "File with the password of the user.")] = None
+    token_file: Annotated[str | None, _option("token-file", "File with a token.")] = None
+    tls_ca_file: Annotated[str | None, _option("tls-ca-file", "CA certificates that verify the NATS server.")] = None
+    tls_cert_file: Annotated[str | None, _option("tls-cert-file", "Client certificate.")] = None
+    tls_key_file: Annotated[str | None, _option("tls-key-file", "Private key of the client certificate.")] = None
+    tls_handshake_first: Annotated[
+        bool, _option("tls-handshake-first", "The server begins with the TLS handshake.")
+    ] = False
+
+    def credentials(self) -> NatsCredentials:
+        """Raises ConfigError: two of them exclude each other."""
+        from natslog.wire.credentials import NatsCredentials
+
+        return NatsCredentials(**{one.name: getattr(self, one.name) for one in fields(self)})
+
+
+LOGIN = OptionGroup.of(NatsLogin)

@@ -19,9 +19,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from natslog.cli import nats_options
 from natslog.cli.common import Global, JsonFlag, NatsUrl, global_of
 from natslog.cli.csv_rows import JsonRows, Row, declared_types, inferred_types, next_chunk, rows_of, shown_types
+from natslog.cli.nats_options import LOGIN, NatsLogin
+from natslog.cli.option_groups import OptionGroup, takes
 from natslog.cli.output import err, is_terminal, out, print_json
 from natslog.config import DEFAULT_NATS_URL
 from natslog.errors import InvalidRequest, NatslogError, PublishFailed
@@ -62,17 +63,13 @@ class _Chunk:
     size_bytes: int = 0
 
 
-def pub(
-    context: typer.Context,
-    subject: Annotated[
-        str, typer.Argument(help="Subject to publish to; {field} is replaced by that field of JSON or CSV rows.")
-    ],
-    payload: Annotated[
-        str | None, typer.Argument(help="The message. Without PAYLOAD and --file, it is read from standard input.")
-    ] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """A file of messages, and how its rows become messages."""
+
     file: Annotated[
         Path | None, typer.Option("--file", help="Publish the rows of this file; - means standard input.")
-    ] = None,
+    ] = None
     form: Annotated[
         Literal["lines", "csv", "ndjson"],
         typer.Option(
@@ -83,7 +80,7 @@ def pub(
                 "message per line."
             ),
         ),
-    ] = "lines",
+    ] = "lines"
     types: Annotated[
         str | None,
         typer.Option(
@@ -91,10 +88,8 @@ def pub(
             metavar="TYPES",
             help="Types of CSV columns that are not to be inferred: 'magnitude DOUBLE, code STRING'.",
         ),
-    ] = None,
-    strings: Annotated[
-        bool, typer.Option("--strings", help="Do not infer types of CSV columns: all are text.")
-    ] = False,
+    ] = None
+    strings: Annotated[bool, typer.Option("--strings", help="Do not infer types of CSV columns: all are text.")] = False
     in_subject: Annotated[
         Literal["refuse", "escape", "split"],
         typer.Option(
@@ -104,8 +99,34 @@ def pub(
                 "at dots into levels."
             ),
         ),
-    ] = "refuse",
-    key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None,
+    ] = "refuse"
+    key: Annotated[str | None, typer.Option("--key", help="Field whose value becomes the message key.")] = None
+
+    def require_consistent(self, subject: str, payload: str | None) -> None:
+        """Raises InvalidRequest: they exclude each other, or nothing is to be published."""
+        if payload is not None and self.file is not None:
+            raise InvalidRequest("give either a PAYLOAD or --file")
+        if self.file is None and payload is None and is_terminal(sys.stdin):
+            raise InvalidRequest(_NOTHING_GIVEN)
+        if self.file is not None and self.form == "lines" and (self.key is not None or "{" in subject):
+            raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
+        if self.file is None and self.form != "lines":
+            raise InvalidRequest(f"--format {self.form} is for rows: give --file FILE, or --file - for standard input")
+        if self.form != "csv" and (self.types is not None or self.strings):
+            raise InvalidRequest("--types and --strings require --format csv")
+
+
+@takes(rows=OptionGroup.of(RowOptions), login=LOGIN)
+def pub(
+    context: typer.Context,
+    subject: Annotated[
+        str, typer.Argument(help="Subject to publish to; {field} is replaced by that field of JSON or CSV rows.")
+    ],
+    payload: Annotated[
+        str | None, typer.Argument(help="The message. Without PAYLOAD and --file, it is read from standard input.")
+    ] = None,
+    *,
+    rows: RowOptions,
     header: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,62 +141,33 @@ def pub(
         float, typer.Option("--ack-timeout", help="Fail after this many seconds without an ack.")
     ] = 30,
     nats_url: NatsUrl = DEFAULT_NATS_URL,
-    creds: nats_options.CredsFile = None,
-    nats_nkey_file: nats_options.NkeyFile = None,
-    nats_user: nats_options.User = None,
-    nats_user_file: nats_options.UserFile = None,
-    nats_password_file: nats_options.PasswordFile = None,
-    nats_token_file: nats_options.TokenFile = None,
-    nats_tls_ca_file: nats_options.TlsCaFile = None,
-    nats_tls_cert_file: nats_options.TlsCertFile = None,
-    nats_tls_key_file: nats_options.TlsKeyFile = None,
-    nats_tls_handshake_first: nats_options.TlsHandshakeFirst = False,
+    login: NatsLogin,
     as_json: JsonFlag = False,
 ) -> None:
     """Publish to NATS; with --ack, every message is on disk in a stream when this ends."""
-    if payload is not None and file is not None:
-        raise InvalidRequest("give either a PAYLOAD or --file")
     if rate is not None and rate > 1e9:
         raise InvalidRequest(f"--rate {rate} must be a number above 0")
-    if file is None and payload is None and is_terminal(sys.stdin):
-        raise InvalidRequest(_NOTHING_GIVEN)
-    if file is not None and form == "lines" and (key is not None or "{" in subject):
-        raise InvalidRequest("lines have no fields: --key and {field} require --format csv or ndjson")
-    if file is None and form != "lines":
-        raise InvalidRequest(f"--format {form} is for rows: give --file FILE, or --file - for standard input")
-    if form != "csv" and (types is not None or strings):
-        raise InvalidRequest("--types and --strings require --format csv")
-    declared, headers = declared_types(types or ""), list(map(_header_of, header or []))
-    total_bytes = 0 if file is None else _size_of(file)
+    rows.require_consistent(subject, payload)
+    declared, headers = declared_types(rows.types or ""), list(map(_header_of, header or []))
+    total_bytes = 0 if rows.file is None else _size_of(rows.file)
     from natslog.client.publisher import Publisher
 
     started = time.monotonic()
     options = global_of(context)
     publisher = Publisher(
         nats_url,
-        credentials=nats_options.credentials_of(
-            creds=creds,
-            nkey_file=nats_nkey_file,
-            user=nats_user,
-            user_file=nats_user_file,
-            password_file=nats_password_file,
-            token_file=nats_token_file,
-            tls_ca_file=nats_tls_ca_file,
-            tls_cert_file=nats_tls_cert_file,
-            tls_key_file=nats_tls_key_file,
-            tls_handshake_first=nats_tls_handshake_first,
-        ),
+        credentials=login.credentials(),
         ack_timeout_s=ack_timeout,
         why_hopeless=lambda subject: _why_never_acked(options, subject),
     )
     with publisher, _progress(total_bytes) as show:
-        csv = _Csv(declared, strings, is_quiet=as_json, show=show) if form == "csv" else None
+        csv = _Csv(declared, rows.strings, is_quiet=as_json, show=show) if rows.form == "csv" else None
         limit_bytes = publisher.max_payload_bytes
-        if file is not None:
-            chunks = _chunks(file, csv or form, subject, in_subject, key, limit_bytes)
+        if rows.file is not None:
+            chunks = _chunks(rows.file, csv or rows.form, subject, rows.in_subject, rows.key, limit_bytes)
         else:
             value = _standard_input(limit_bytes) if payload is None else payload.encode("utf-8", "surrogateescape")
-            chunks = iter([_single(value, subject, in_subject, key)])
+            chunks = iter([_single(value, subject, rows.in_subject, rows.key)])
         try:
             sent = _publish_all(publisher, chunks, show, "stored" if ack else "flush", rate, headers)
         except PublishFailed as error:

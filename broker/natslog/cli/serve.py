@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from natslog.cli.broker_settings import SERVER_SETTINGS, loaded
 from natslog.cli.common import broker_extra
+from natslog.cli.option_groups import takes
 from natslog.cli.output import err, out
 from natslog.config import DEFAULT_DATA_DIR, DEFAULT_HTTP_PORT, BrokerConfig, is_loopback, load_config
 from natslog.errors import ConfigError, NatslogError
@@ -144,160 +146,7 @@ def _run_cluster(cluster: DevCluster, nats_url: str) -> None:
         cluster.stop()
 
 
-def server(
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Data folder: messages and state are stored here.")] = None,
-    broker_id: Annotated[int | None, typer.Option(help="This broker's number in the cluster.")] = None,
-    tags: Annotated[
-        str | None,
-        typer.Option(help="Tags of this broker, comma-separated; streams may require them (--placement-tag)."),
-    ] = None,
-    rack: Annotated[
-        str | None, typer.Option(help="Rack of this broker; replicas are placed on different racks.")
-    ] = None,
-    nats_url: Annotated[str | None, typer.Option(help="NATS server(s), comma-separated.")] = None,
-    nats_creds_file: Annotated[str | None, typer.Option(help="NATS credentials (JWT).")] = None,
-    nats_nkey_file: Annotated[str | None, typer.Option(help="File with the nkey seed of a NATS user.")] = None,
-    nats_user: Annotated[str | None, typer.Option(help="User name for NATS.")] = None,
-    nats_user_file: Annotated[str | None, typer.Option(help="File with the user name for NATS.")] = None,
-    nats_password_file: Annotated[str | None, typer.Option(help="File with the password of the NATS user.")] = None,
-    nats_token_file: Annotated[str | None, typer.Option(help="File with a NATS token.")] = None,
-    nats_tls_ca_file: Annotated[
-        str | None, typer.Option(help="File with the CA certificates that verify the NATS server.")
-    ] = None,
-    nats_tls_cert_file: Annotated[str | None, typer.Option(help="Client certificate for NATS.")] = None,
-    nats_tls_key_file: Annotated[
-        str | None, typer.Option(help="Private key of the client certificate for NATS.")
-    ] = None,
-    nats_tls_handshake_first: Annotated[
-        bool | None,
-        typer.Option("--nats-tls-handshake-first", help="The NATS server begins with the TLS handshake."),
-    ] = None,
-    nats_leaf_url: Annotated[
-        str | None,
-        typer.Option(help="Leafnode listener(s) of the NATS server, comma-separated; JetStream consumers need it."),
-    ] = None,
-    nats_leaf_creds_file: Annotated[
-        str | None, typer.Option(help="NATS credentials (JWT) of the leafnode; default for its login: that of NATS.")
-    ] = None,
-    nats_leaf_nkey_file: Annotated[
-        str | None, typer.Option(help="File with the nkey seed of the NATS user of the leafnode.")
-    ] = None,
-    nats_leaf_user: Annotated[str | None, typer.Option(help="User name of the leafnode.")] = None,
-    nats_leaf_user_file: Annotated[str | None, typer.Option(help="File with the user name of the leafnode.")] = None,
-    nats_leaf_password_file: Annotated[
-        str | None, typer.Option(help="File with the password of the user of the leafnode.")
-    ] = None,
-    nats_leaf_token_file: Annotated[str | None, typer.Option(help="File with the token of the leafnode.")] = None,
-    nats_leaf_tls_ca_file: Annotated[
-        str | None,
-        typer.Option(help="CA certificates that verify the leafnode listener; default for TLS: as for NATS."),
-    ] = None,
-    nats_leaf_tls_cert_file: Annotated[str | None, typer.Option(help="Client certificate of the leafnode.")] = None,
-    nats_leaf_tls_key_file: Annotated[
-        str | None, typer.Option(help="Private key of the client certificate of the leafnode.")
-    ] = None,
-    nats_leaf_tls_handshake_first: Annotated[
-        bool | None,
-        typer.Option(
-            "--nats-leaf-tls-handshake-first/--no-nats-leaf-tls-handshake-first",
-            help="The leafnode listener begins with the TLS handshake.",
-        ),
-    ] = None,
-    http_host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    advertise_url: Annotated[str | None, typer.Option(help="URL at which clients reach this broker.")] = None,
-    tls_cert_file: Annotated[
-        str | None, typer.Option(help="Certificate of this broker: the HTTP port then serves TLS only.")
-    ] = None,
-    tls_key_file: Annotated[str | None, typer.Option(help="Private key of the certificate.")] = None,
-    tls_ca_file: Annotated[
-        str | None, typer.Option(help="CA certificates that clients and other brokers are verified with.")
-    ] = None,
-    tls_client_certs: Annotated[
-        str | None, typer.Option(help="optional: clients may present a certificate; required: they must.")
-    ] = None,
-    tls_identity: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the identity of a client certificate is: cn (common name) or san (first URI, e-mail, DNS name)."
-        ),
-    ] = None,
-    security: Annotated[
-        bool | None, typer.Option("--security", help="Require tokens or client certificates, and apply access rules.")
-    ] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="Listen on a network without security.")] = None,
-    audit_file: Annotated[
-        str | None, typer.Option(help="File for the audit log; default: the log of the broker.")
-    ] = None,
-    new_admin_token: Annotated[
-        bool | None, typer.Option("--new-admin-token", help="Create and print another token of the administrator.")
-    ] = None,
-    admin_token_file: Annotated[
-        str | None,
-        typer.Option(help="File that a new token of the administrator is written to; default: standard output."),
-    ] = None,
-    admin_identity: Annotated[
-        str | None,
-        typer.Option(help="Identity of the administrator, whose token the first start creates; default admin."),
-    ] = None,
-    segment_bytes: Annotated[
-        str | None, typer.Option(help="Size at which a segment is closed; default 128MiB.")
-    ] = None,
-    segment_age: Annotated[str | None, typer.Option(help="Age at which a segment is closed; default 1h.")] = None,
-    min_free_bytes: Annotated[str | None, typer.Option(help="Disk space that is kept free; default 64MiB.")] = None,
-    max_store_bytes: Annotated[
-        str | None, typer.Option(help="Most bytes that all streams of this broker may take; default: the disk.")
-    ] = None,
-    ingest_memory_bytes: Annotated[
-        str | None, typer.Option(help="Memory for uncommitted messages; default 80MiB.")
-    ] = None,
-    append_max_bytes: Annotated[
-        str | None, typer.Option(help="Maximum size of one direct append; default 1GiB.")
-    ] = None,
-    retention_interval: Annotated[
-        str | None, typer.Option(help="Interval at which retention limits are enforced; default 5s.")
-    ] = None,
-    tombstone_grace: Annotated[
-        str | None, typer.Option(help="Time for which files of deleted streams are kept; default 1h.")
-    ] = None,
-    scrub_interval: Annotated[
-        str | None,
-        typer.Option(help="Interval at which stored messages are read back and checked; default 7d, 0: never."),
-    ] = None,
-    scrub_max_bytes_per_s: Annotated[
-        str | None, typer.Option(help="Rate at which they are read at most; default 8MiB.")
-    ] = None,
-    ack_reply_prefixes: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Prefixes of subjects that acks may be sent to, comma-separated: _INBOX. and custom inbox prefixes "
-                "of clients."
-            )
-        ),
-    ] = None,
-    jetstream: Annotated[
-        str | None,
-        typer.Option(help="Whether the JetStream API is served: auto (unless security is enabled), on or off."),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="URLs of the cluster's first brokers, comma-separated; the same on all of them.")
-    ] = None,
-    cluster_secret_file: Annotated[
-        str | None,
-        typer.Option(
-            help="File with the secret shared by the brokers of the cluster; one secret per line, the new one first."
-        ),
-    ] = None,
-    peer_urls: Annotated[
-        str | None, typer.Option(help="Further URLs at which other brokers reach this broker, comma-separated.")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[
-        str | None, typer.Option(help="Format of the log: text (the default), or json: one JSON object per line.")
-    ] = None,
-) -> None:
+@takes(settings=SERVER_SETTINGS)
+def server(*, settings: dict[str, Any]) -> None:
     """Run one broker. Every setting can also be given as a NATSLOG_… variable or as a line of the TOML file."""
-    flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
-    _run(load_config(config, flags))
+    _run(loaded(settings))

@@ -10,9 +10,10 @@ import typer
 
 from natslog.cli.common import JsonFlag, confirm, global_of
 from natslog.cli.erasing import erase
+from natslog.cli.option_groups import OptionGroup, options_of, takes
 from natslog.cli.output import out, print_json, print_table
 from natslog.errors import InvalidRequest
-from natslog.model import subject_setting, subjects_of
+from natslog.model import SETTINGS, subject_setting, subjects_of
 from natslog.units import format_size
 
 _SCRUB_POLL_S = 1.0
@@ -21,175 +22,38 @@ app = typer.Typer(help="Create, show, change and delete streams.", no_args_is_he
 app.command()(erase)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
-MaxAge = Annotated[
-    str | None, typer.Option("--max-age", help="Delete messages older than this: 12h, 7d; none: no limit.")
-]
-MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most this size: 10GiB; none: no limit.")]
-PerSubject = Annotated[
-    str | None,
-    typer.Option(
-        "--max-messages-per-subject", help="Keep the newest so many messages of each subject; none: no limit."
-    ),
-]
-Compact = Annotated[
-    bool | None,
-    typer.Option("--compact/--no-compact", help="Keep the newest message of each key, and messages without a key."),
-]
-TombstoneRetention = Annotated[
-    str | None,
-    typer.Option("--tombstone-retention", help="Delete a tombstone (a deleted key) after this time: 24h."),
-]
-AllowTtl = Annotated[
-    bool | None,
-    typer.Option("--allow-ttl/--no-allow-ttl", help="Messages with the header Nats-TTL expire by themselves."),
-]
-Ttl = Annotated[
-    str | None, typer.Option("--ttl", help="Messages without a Nats-TTL expire after this time: 1h; none: never.")
-]
-AllowRollup = Annotated[
-    bool | None,
-    typer.Option(
-        "--allow-rollup/--no-allow-rollup",
-        help="Messages with the header Nats-Rollup (sub or all) remove older ones, of their subject or all.",
-    ),
-]
-Discard = Annotated[
-    str | None,
-    typer.Option("--discard", help="At a limit of messages or bytes: old deletes old messages, new refuses new ones."),
-]
-MaxMessages = Annotated[
-    str | None, typer.Option("--max-messages", help="Keep at most this number of messages; none: no limit.")
-]
-Window = Annotated[
-    str | None,
-    typer.Option("--dedupe-window", help="Store each Nats-Msg-Id once within this time: 2m; 0: no deduplication."),
-]
-Compression = Annotated[
-    str | None, typer.Option("--compression", help="Compression of sealed segments: zstd, lz4 or none.")
-]
-
-Replicas = Annotated[int | None, typer.Option("--replicas", help="Number of replicas.")]
-MinIsr = Annotated[int | None, typer.Option("--min-isr", help="Number of replicas that must be in sync for writes.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask for confirmation.")]
-
-Acks = Annotated[
-    str | None,
-    typer.Option(
-        "--acks",
-        help="Where acks go: reply (to each message's reply subject, if it is an inbox), any (to any reply "
-        "subject that no stream records), header (to the subject in Natslog-Ack-To) or never. To record the requests "
-        "to a service, use header or never.",
-    ),
-]
-
-
-MaxMessageBytes = Annotated[
-    str | None,
-    typer.Option("--max-message-bytes", help="Refuse larger messages, headers included: 64KiB; none: no limit."),
-]
-DenyDelete = Annotated[
-    bool, typer.Option("--deny-delete", help="Refuse to delete single messages. It cannot be turned off again.")
-]
-DenyPurge = Annotated[bool, typer.Option("--deny-purge", help="Refuse to purge. It cannot be turned off again.")]
-
-
-PlacementTags = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--placement-tag",
-        help="Tag that each broker with a replica must have (setting tags of the broker). May be repeated; none: any.",
-    ),
-]
-
-
-PreventDelete = Annotated[
-    bool | None,
-    typer.Option("--prevent-delete/--no-prevent-delete", help="Refuse to delete the stream until this is turned off."),
-]
-ManagedBy = Annotated[
-    str | None,
-    typer.Option("--managed-by", help="The declaration that natslog apply --prune may delete the stream for; none."),
-]
-
 
 _SHOWN_WHERE_SET = ("former_subjects", "lineage", "import_state")
 
 
-def _settings(**given: Any) -> dict[str, Any]:
-    """The given options in the form of the API; `none` removes a limit."""
-    return {
-        name: None if value == "none" and name != "compression" else value
-        for name, value in given.items()
-        if value is not None
-    }
+def _stated(**given: Any) -> dict[str, Any]:
+    """The given settings in the form of the API. Raises InvalidRequest."""
+    body: dict[str, Any] = {}
+    for one in SETTINGS:
+        value = given[one.name]
+        if isinstance(value, str):
+            body[one.name] = one.setting.from_text(value, f"--{one.name.replace('_', '-')}")
+        elif value is not None and value != []:
+            body[one.name] = [] if value == ["none"] else value
+    return body
 
 
-def _count(text: str | None, option: str) -> int | str | None:
-    if text is None or text == "none":
-        return text
-    if not text.isdecimal():
-        raise InvalidRequest(f"{option} {text!r} must be a whole number or none")
-    return int(text)
+_settings = OptionGroup(options_of(SETTINGS), _stated)
 
 
 @app.command()
+@takes(settings=_settings)
 def create(
     context: typer.Context,
     name: Name,
     subject: Annotated[
         list[str], typer.Option("--subject", help="NATS subject to record; * and > as in NATS. May be repeated.")
     ],
-    replicas: Replicas = None,
-    min_isr: MinIsr = None,
-    group: Annotated[
-        str | None, typer.Option("--group", help="Share the subject with the group's other streams.")
-    ] = None,
-    max_age: MaxAge = None,
-    max_bytes: MaxBytes = None,
-    max_messages: MaxMessages = None,
-    max_messages_per_subject: PerSubject = None,
-    compact: Compact = None,
-    tombstone_retention: TombstoneRetention = None,
-    allow_ttl: AllowTtl = None,
-    ttl: Ttl = None,
-    allow_rollup: AllowRollup = None,
-    discard: Discard = None,
-    compression: Compression = None,
-    dedupe_window: Window = None,
-    acks: Acks = None,
-    max_message_bytes: MaxMessageBytes = None,
-    deny_delete: DenyDelete = False,
-    deny_purge: DenyPurge = False,
-    placement_tag: PlacementTags = None,
-    prevent_delete: PreventDelete = None,
-    managed_by: ManagedBy = None,
+    settings: dict[str, Any],
     as_json: JsonFlag = False,
 ) -> None:
     """Create a stream. If it exists with the same settings, nothing changes."""
-    settings = _settings(
-        replicas=replicas,
-        min_isr=min_isr,
-        group=group,
-        max_age=max_age,
-        max_bytes=max_bytes,
-        max_messages=_count(max_messages, "--max-messages"),
-        max_messages_per_subject=_count(max_messages_per_subject, "--max-messages-per-subject"),
-        compact=compact,
-        tombstone_retention=tombstone_retention,
-        allow_ttl=allow_ttl,
-        ttl=ttl,
-        allow_rollup=allow_rollup,
-        discard=discard,
-        compression=compression,
-        dedupe_window=dedupe_window,
-        acks=acks,
-        max_message_bytes=max_message_bytes,
-        deny_delete=deny_delete or None,
-        deny_purge=deny_purge or None,
-        placement_tags=None if not placement_tag else [] if placement_tag == ["none"] else placement_tag,
-        prevent_delete=prevent_delete,
-        managed_by=managed_by,
-    )
     body = global_of(context).client().create_stream(name, subject, **settings)
     print_json(body) if as_json else out.print(f"stream {name} records {_subjects(body)}")
 
@@ -300,6 +164,7 @@ def _show_subjects(found: Iterator[dict[str, Any]], *, as_json: bool) -> None:
 
 
 @app.command()
+@takes(settings=_settings)
 def edit(
     context: typer.Context,
     name: Name,
@@ -307,31 +172,8 @@ def edit(
         list[str] | None,
         typer.Option("--subject", help="Record this subject from now on. May be repeated: name all that are recorded."),
     ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option("--group", help="Share the subject with the group's other streams; none: with no stream."),
-    ] = None,
-    replicas: Replicas = None,
-    min_isr: MinIsr = None,
-    max_age: MaxAge = None,
-    max_bytes: MaxBytes = None,
-    max_messages: MaxMessages = None,
-    max_messages_per_subject: PerSubject = None,
-    compact: Compact = None,
-    tombstone_retention: TombstoneRetention = None,
-    allow_ttl: AllowTtl = None,
-    ttl: Ttl = None,
-    allow_rollup: AllowRollup = None,
-    discard: Discard = None,
-    compression: Compression = None,
-    dedupe_window: Window = None,
-    acks: Acks = None,
-    max_message_bytes: MaxMessageBytes = None,
-    deny_delete: DenyDelete = False,
-    deny_purge: DenyPurge = False,
-    placement_tag: PlacementTags = None,
-    prevent_delete: PreventDelete = None,
-    managed_by: ManagedBy = None,
+    *,
+    settings: dict[str, Any],
     if_version: Annotated[
         int | None,
         typer.Option("--if-version", min=0, help="Change nothing if settings_version (stream info) is another one."),
@@ -339,31 +181,7 @@ def edit(
     as_json: JsonFlag = False,
 ) -> None:
     """Change settings; other settings remain unchanged. New replicas are copied in the background before they count."""
-    settings = _settings(
-        **(subject_setting(subject) if subject else {}),
-        group=group,
-        replicas=replicas,
-        min_isr=min_isr,
-        max_age=max_age,
-        max_bytes=max_bytes,
-        max_messages=_count(max_messages, "--max-messages"),
-        max_messages_per_subject=_count(max_messages_per_subject, "--max-messages-per-subject"),
-        compact=compact,
-        tombstone_retention=tombstone_retention,
-        allow_ttl=allow_ttl,
-        ttl=ttl,
-        allow_rollup=allow_rollup,
-        discard=discard,
-        compression=compression,
-        dedupe_window=dedupe_window,
-        acks=acks,
-        max_message_bytes=max_message_bytes,
-        deny_delete=deny_delete or None,
-        deny_purge=deny_purge or None,
-        placement_tags=None if not placement_tag else [] if placement_tag == ["none"] else placement_tag,
-        prevent_delete=prevent_delete,
-        managed_by=managed_by,
-    )
+    settings = (subject_setting(subject) if subject else {}) | settings
     if not settings:
         raise InvalidRequest("nothing to change: name a setting, as in --max-age 7d")
     condition = {} if if_version is None else {"if_version": if_version}

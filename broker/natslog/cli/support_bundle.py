@@ -8,17 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from natslog.cli.broker_settings import config_of, with_broker_settings
+from natslog.cli.broker_settings import EXAMINED_SETTINGS, config_of
 from natslog.cli.common import JsonFlag, global_of
 from natslog.cli.doctor import broker_at, shown_progress
+from natslog.cli.option_groups import takes
 from natslog.cli.output import out, print_json
 from natslog.units import format_size
 
 
-@with_broker_settings
+@takes(settings=EXAMINED_SETTINGS)
 def support_bundle(
     context: typer.Context,
-    settings: dict[str, Any],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; default natslog-support-TIME.tar.gz here.")
     ] = None,
@@ -37,6 +37,8 @@ def support_bundle(
         ),
     ] = None,
     as_json: JsonFlag = False,
+    *,
+    settings: dict[str, Any],
 ) -> None:
     """Write an archive that helps to find the cause of a problem: the result of natslog doctor, versions, settings,
     state of the cluster and its streams, the last hour, metrics, events, and logs that are named.

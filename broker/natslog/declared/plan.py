@@ -15,13 +15,8 @@ import msgspec
 from natslog.cluster.stream_changes import EDITABLE_IF_SEALED, PROTECTIONS, differences
 from natslog.declared.reading import Declared
 from natslog.errors import InvalidRequest
-from natslog.model import (
-    StreamSettings,
-    default_min_isr,
-    min_isr_after_resize,
-    parse_settings,
-    settings_of_stream,
-)
+from natslog.model import StreamSettings, default_min_isr, min_isr_after_resize
+from natslog.stream_settings import parse_settings, settings_of_stream
 from natslog.subjects import is_internal
 
 Action = Literal["create", "change", "unchanged", "refused", "delete", "protected", "unlisted"]

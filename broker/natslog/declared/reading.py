@@ -21,15 +21,13 @@ from typing import Any
 import msgspec
 
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
-from natslog.model import SETTING_NAMES, StreamSettings, parsed_fields
+from natslog.model import SETTINGS
+from natslog.stream_settings import SETTING_NAMES, parsed_fields
 from natslog.subjects import check_name, is_internal
 
 STANDARD_INPUT = "-"
 _OF_ONE_STREAM = ("subject", "subjects")
-_REMOVABLE = {
-    "dedupe_window",
-    *(name for name, value in StreamSettings(subject="any").to_json().items() if value is None),
-}
+_REMOVABLE = {one.name for one in SETTINGS if one.setting.is_nullable and one.setting.shown(one.setting.null) is None}
 """Settings that may be "none"."""
 
 

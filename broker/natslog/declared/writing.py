@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from natslog.declared.plan import chosen, present_settings
+from natslog.stream_settings import SIZE_NAMES
 from natslog.units import format_exact_size
-
-SIZES = ("max_bytes", "max_message_bytes")
 
 
 def as_file(listed: Iterable[Mapping[str, Any]]) -> str:
@@ -39,6 +38,6 @@ def as_file(listed: Iterable[Mapping[str, Any]]) -> str:
 def _toml(setting: str, value: Any) -> str:
     if value is None:
         return '"none"'
-    if setting in SIZES:
+    if setting in SIZE_NAMES:
         value = format_exact_size(value)
     return json.dumps(value, ensure_ascii=False)  # of text, numbers, booleans and lists, JSON is TOML

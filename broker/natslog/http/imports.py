@@ -34,7 +34,7 @@ from natslog.http.context import broker_of, leading, leading_any, position, quer
 from natslog.http.shapes import shape_response
 from natslog.log import StreamLog
 from natslog.log.removed import from_bytes, offset_range, to_bytes
-from natslog.model import Fork, JetStreamSettings, Offset, StreamRecord, parse_settings
+from natslog.model import Fork, JetStreamSettings, Offset, StreamRecord
 from natslog.node.replicas.consumer_records import ConsumerOrigin
 from natslog.node.replicas.importing import append_batches, require_complete
 from natslog.node.replicas.stream import HostedStream
@@ -50,6 +50,7 @@ from natslog.security.records import (
     check_subject_pattern,
     check_who,
 )
+from natslog.stream_settings import parse_settings
 from natslog.subjects import check_name, check_subject
 
 routes = web.RouteTableDef()

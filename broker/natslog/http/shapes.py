@@ -23,10 +23,9 @@ from natslog.errors import KINDS
 from natslog.log_events import LEVELS
 from natslog.model import (
     MAX_LINEAGE,
-    MAX_PER_SUBJECT,
     MAX_REPLICAS,
     MAX_SUBJECTS,
-    MAX_TAGS,
+    SETTINGS,
     Acks,
     Compression,
     Discard,
@@ -327,69 +326,32 @@ class Upgraded(msgspec.Struct):
 # ---- streams ----
 
 
-class ChangedStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+def _body_with_settings(name: str, doc: str, *others: tuple[Any, ...]) -> type[msgspec.Struct]:
+    """The body of a request that states settings of a stream, each of which may be left out, and has other fields."""
+    types = {"subject": Subject, "subjects": Subjects}
+    for one in SETTINGS:
+        types[one.name] = one.setting.json_type | None if one.setting.is_nullable else one.setting.json_type
+    fields = [(field, kind | UnsetType, UNSET) for field, kind in types.items()]
+    return msgspec.defstruct(
+        name, [*fields, *others], kw_only=True, forbid_unknown_fields=True, namespace={"__doc__": doc}
+    )
+
+
+ChangedStream = _body_with_settings(
+    "ChangedStream",
     """Settings of a stream. Durations are seconds or text such as `7d`, sizes are bytes or text such as `10GiB`.
     `subjects`: all that are recorded from then on; `subject`: the only one. `if_version`: the `settings_version` that
     the stream had when it was read; `id`: its id. If one of them differs by then, nothing is changed (409).
-    """
-
-    subject: Subject | UnsetType = UNSET
-    subjects: Subjects | UnsetType = UNSET
-    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
-    min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
-    group: Name | UnsetType | None = UNSET
-    max_age: float | str | UnsetType | None = UNSET
-    max_bytes: int | str | UnsetType | None = UNSET
-    max_messages: Annotated[int, Meta(ge=1, le=2**62)] | UnsetType | None = UNSET
-    max_messages_per_subject: Annotated[int, Meta(ge=1, le=MAX_PER_SUBJECT)] | UnsetType | None = UNSET
-    compact: bool | UnsetType = UNSET
-    tombstone_retention: float | str | UnsetType = UNSET
-    allow_ttl: bool | UnsetType = UNSET
-    ttl: float | str | UnsetType | None = UNSET
-    discard: Discard | UnsetType | None = UNSET
-    compression: Compression | UnsetType | None = UNSET
-    dedupe_window: float | str | UnsetType | None = UNSET
-    acks: Acks | UnsetType | None = UNSET
-    max_message_bytes: int | str | UnsetType | None = UNSET
-    deny_delete: bool | UnsetType | None = UNSET
-    deny_purge: bool | UnsetType | None = UNSET
-    allow_rollup: bool | UnsetType | None = UNSET
-    placement_tags: Annotated[list[Name], Meta(max_length=MAX_TAGS)] | UnsetType | None = UNSET
-    prevent_delete: bool | UnsetType | None = UNSET
-    managed_by: Name | UnsetType | None = UNSET
-    paused: bool | UnsetType | None = UNSET
-    if_version: Count | UnsetType | None = UNSET
-    id: str | UnsetType | None = UNSET
-
-
-class NewStream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Name, subject (or `subjects`) and settings of a stream. Durations and sizes as for `ChangedStream`."""
-
-    name: Name
-    subject: Subject | UnsetType = UNSET
-    subjects: Subjects | UnsetType = UNSET
-    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
-    min_isr: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType | None = UNSET
-    group: Name | UnsetType | None = UNSET
-    max_age: float | str | UnsetType | None = UNSET
-    max_bytes: int | str | UnsetType | None = UNSET
-    max_messages: Annotated[int, Meta(ge=1, le=2**62)] | UnsetType | None = UNSET
-    max_messages_per_subject: Annotated[int, Meta(ge=1, le=MAX_PER_SUBJECT)] | UnsetType | None = UNSET
-    compact: bool | UnsetType = UNSET
-    tombstone_retention: float | str | UnsetType = UNSET
-    allow_ttl: bool | UnsetType = UNSET
-    ttl: float | str | UnsetType | None = UNSET
-    discard: Discard | UnsetType | None = UNSET
-    compression: Compression | UnsetType | None = UNSET
-    dedupe_window: float | str | UnsetType | None = UNSET
-    acks: Acks | UnsetType | None = UNSET
-    max_message_bytes: int | str | UnsetType | None = UNSET
-    deny_delete: bool | UnsetType | None = UNSET
-    deny_purge: bool | UnsetType | None = UNSET
-    allow_rollup: bool | UnsetType | None = UNSET
-    placement_tags: Annotated[list[Name], Meta(max_length=MAX_TAGS)] | UnsetType | None = UNSET
-    prevent_delete: bool | UnsetType | None = UNSET
-    managed_by: Name | UnsetType | None = UNSET
+    """,
+    ("paused", bool | UnsetType | None, UNSET),
+    ("if_version", Count | UnsetType | None, UNSET),
+    ("id", str | UnsetType | None, UNSET),
+)
+NewStream = _body_with_settings(
+    "NewStream",
+    """Name, subject (or `subjects`) and settings of a stream. Durations and sizes as for `ChangedStream`.""",
+    ("name", Name),
+)
 
 
 class NewImport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -28,12 +28,13 @@ from natslog.http.context import (
 )
 from natslog.http.shapes import MAX_SPLITS, shape_response
 from natslog.log import StreamLog
-from natslog.model import Offset, Split, StreamId, StreamRecord, parse_settings
+from natslog.model import Offset, Split, StreamId, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.replicas.positions import count_messages
 from natslog.node.replicas.scrubbing import ReplicaScrub
 from natslog.node.replicas.stream import HostedStream
 from natslog.security.decisions import is_whole
+from natslog.stream_settings import parse_settings
 from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, cover, is_internal
 from natslog.times import format_timestamp_us, parse_timestamp_us
 from natslog.units import offsets_between

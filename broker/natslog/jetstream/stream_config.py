@@ -18,6 +18,7 @@ from natslog.errors import InvalidRequest
 from natslog.jetstream.errors import invalid_config, negative_replicas, pedantic
 from natslog.jetstream.requests import ApiRequest, Signed, Unsigned
 from natslog.model import (
+    DEFAULT_WINDOW_S,
     MAX_PER_SUBJECT,
     MAX_SUBJECTS,
     JetStreamSettings,
@@ -27,6 +28,7 @@ from natslog.model import (
     StreamSettings,
     default_min_isr,
 )
+from natslog.stream_settings import OF_NATS
 from natslog.subjects import MAX_NAME_CHARS, check_name, check_subject, includes, is_internal, overlap
 
 MAX_NAME_BYTES = 255
@@ -35,10 +37,11 @@ MAX_METADATA_BYTES = 128 * 1024
 MAX_REPLICAS = 5
 MAX_FIRST_SEQ = 2**53
 _LEAST_AGE_NS = 100_000_000
-_DEFAULT_WINDOW_NS = 120_000_000_000
+_DEFAULT_WINDOW_NS = int(DEFAULT_WINDOW_S * 1e9)
 _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
 _US = 1000
 _RESERVED = ("$JS.>", "$JSC.>", "$NRG.>")
+_DEFAULT = StreamSettings(subject="any")
 REQUIRED_LEVEL = "_nats.req.level"
 _DYNAMIC = ("_nats.ver", "_nats.level")
 
@@ -269,7 +272,7 @@ def _check_supported(config: StreamConfig) -> None:
     if config.max_msgs_per_subject > MAX_PER_SUBJECT:
         raise invalid_config(f"natslog supports at most {MAX_PER_SUBJECT} as max_msgs_per_subject; -1 is no limit")
     for subject in config.subjects:
-        if subject.split(".")[0] in ("$SYS", "$JS", "_INBOX"):
+        if subject.split(".")[0] in OF_NATS:
             raise invalid_config(f"natslog does not record the subject {subject!r}: it is of NATS itself")
     try:
         check_name(config.name)
@@ -312,19 +315,22 @@ def require_updatable(was: StreamConfig, now: StreamConfig) -> StreamConfig:
 # ---- to settings, and back ----
 
 
-def settings_of(config: StreamConfig) -> StreamSettings:
-    """Of a stream that is created with this configuration, which is checked.
+def settings_of(config: StreamConfig, base: StreamSettings = _DEFAULT) -> StreamSettings:
+    """Of a stream that is created with this configuration, which is checked. What the API does not have is as in
+    `base`.
 
     `max_age` becomes `ttl`, from which messages may be exempt; natslog's `max_age` concerns all of them.
     """
     limits = config.consumer_limits
-    return StreamSettings(
+    return msgspec.structs.replace(
+        base,
         subject=config.subjects[0],
         more_subjects=config.subjects[1:],
         replicas=config.num_replicas,
         min_isr=default_min_isr(config.num_replicas),
         max_messages=_or_none(config.max_msgs),
         max_bytes=_or_none(config.max_bytes),
+        max_age_s=None,
         ttl_s=config.max_age / 1e9 if config.max_age else None,
         max_messages_per_subject=_or_none(config.max_msgs_per_subject),
         max_message_bytes=_or_none(config.max_msg_size),
@@ -354,7 +360,7 @@ def settings_of(config: StreamConfig) -> StreamSettings:
 
 def updated_settings(was: StreamSettings, config: StreamConfig) -> StreamSettings:
     """Of a stream that has these settings, after an update. What the API does not have stays as it is."""
-    now = settings_of(config)
+    now = settings_of(config, was)
     is_same_age = config.max_age == _to_ns(_age_s(was))
     age = {"ttl_s": was.ttl_s, "max_age_s": was.max_age_s} if is_same_age else {}
     is_compressed_alike = (was.compression == "none") == (now.compression == "none")
@@ -362,11 +368,6 @@ def updated_settings(was: StreamSettings, config: StreamConfig) -> StreamSetting
         now,
         **age,
         min_isr=was.min_isr if was.replicas == now.replicas else now.min_isr,
-        group=was.group,
-        compact=was.compact,
-        tombstone_retention_s=was.tombstone_retention_s,
-        prevent_delete=was.prevent_delete,
-        managed_by=was.managed_by,
         compression=was.compression if is_compressed_alike else now.compression,
         acks=now.acks if (was.acks == "never") != config.no_ack else was.acks,
     )

@@ -38,17 +38,7 @@ from natslog.cluster.stream_changes import require_deletable, require_purgeable,
 from natslog.config import BrokerConfig
 from natslog.errors import InvalidRequest, NatslogError, NotReady, StreamConflict
 from natslog.log_events import event
-from natslog.model import (
-    BrokerId,
-    Fork,
-    Offset,
-    StreamId,
-    StreamRecord,
-    StreamSettings,
-    min_isr_after_resize,
-    parse_settings,
-    setting_fields,
-)
+from natslog.model import BrokerId, Fork, Offset, StreamId, StreamRecord, StreamSettings, min_isr_after_resize
 from natslog.node.clock import now_us, wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.metadata.entries import Request
@@ -56,6 +46,7 @@ from natslog.node.removing import Erased, ErasureBegun, Removing, of_subject
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
+from natslog.stream_settings import parse_settings, setting_fields
 from natslog.subjects import check_name, is_internal, is_wildcard, overlap
 
 __all__ = ["StreamOperations", "require_deletable", "require_purgeable"]

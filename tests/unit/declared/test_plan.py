@@ -15,7 +15,7 @@ from natslog.declared.plan import Planned, plan_of, present_settings, require_fe
 from natslog.declared.reading import Declared, read_files
 from natslog.declared.writing import as_file
 from natslog.errors import InvalidRequest
-from natslog.model import SETTING_NAMES, parse_settings
+from natslog.stream_settings import SETTING_NAMES, parse_settings
 from tests.pages import runs
 from tests.readme import Block
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from natslog.declared.reading import Declared, read_files
 from natslog.errors import ConfigError
-from natslog.model import SETTING_NAMES
+from natslog.stream_settings import SETTING_NAMES
 
 
 def declared(folder: Path, *texts: str) -> Declared:

@@ -166,7 +166,7 @@ def test_known_name_that_is_a_word_is_a_digest() -> None:
 
 
 def test_every_setting_of_a_broker_is_decided() -> None:
-    assert set(allowed.SETTINGS) == set(SETTINGS)
+    assert set(allowed.SETTINGS) == {one.field for one in SETTINGS} == set(BrokerConfig.__struct_fields__)
 
 
 def test_every_field_of_answers_is_decided() -> None:

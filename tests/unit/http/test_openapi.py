@@ -14,8 +14,8 @@ from natslog.errors import KINDS
 from natslog.http import shapes
 from natslog.http.app import ROUTES
 from natslog.http.openapi import document
-from natslog.model import SETTING_NAMES
 from natslog.node.peers.handshake import LINK_PATH
+from natslog.stream_settings import SETTING_NAMES
 
 CALLS = [(path, method) for path, calls in document()["paths"].items() for method in calls]
 

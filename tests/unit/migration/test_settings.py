@@ -9,7 +9,8 @@ import pytest
 from natslog.errors import InvalidRequest
 from natslog.migration.importing import _combined
 from natslog.migration.settings import settings_from
-from natslog.model import JetStreamSettings, parse_settings
+from natslog.model import JetStreamSettings
+from natslog.stream_settings import parse_settings
 
 CONFIG: dict[str, Any] = {
     "name": "S",

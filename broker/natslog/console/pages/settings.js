@@ -3,32 +3,34 @@
 import { html, useState } from "../vendor/preact.js";
 import { get, inPath, patch, post, remove } from "../api.js";
 import { quoted } from "../format.js";
-import { Failure, Typed } from "../parts.js";
+import { Failure, Typed, Waiting, useCall } from "../parts.js";
 
-// Settings by their names, and an example. Empty means none where `isOptional`.
-const FIELDS = [
-  { name: "subjects", example: "orders.>", isList: true },
-  { name: "max_age", example: "7d", isOptional: true },
-  { name: "max_bytes", example: "10GiB", isOptional: true },
-  { name: "max_messages", example: "1000000", isNumber: true, isOptional: true },
-  { name: "max_messages_per_subject", example: "1", isNumber: true, isOptional: true },
-  { name: "discard", choices: ["old", "new"] },
-  { name: "replicas", example: "3", isNumber: true },
-  { name: "min_isr", example: "2", isNumber: true },
-  { name: "compression", choices: ["zstd", "lz4", "none"] },
-  { name: "dedupe_window", example: "2m", isOptional: true },
-  { name: "max_message_bytes", example: "64KiB", isOptional: true },
-  { name: "acks", choices: ["reply", "any", "header", "never"] },
-  { name: "managed_by", example: "none", isOptional: true },
-  { name: "prevent_delete", choices: ["no", "yes"], isFlag: true },
-];
+// Of the body of an edit: what has a button of its own, or cannot be undone.
+const NOT_IN_FORM = ["subject", "paused", "if_version", "id", "deny_delete", "deny_purge"];
+
+// The fields of the form, as the API describes the settings. Empty means none where `isOptional`.
+function fieldsOf(schema) {
+  const settings = Object.entries(schema.properties).filter(([name]) => !NOT_IN_FORM.includes(name));
+  return settings.map(([name, property]) => {
+    const types = property.anyOf ?? [property];
+    const has = (type) => types.some((one) => one.type === type);
+    return {
+      name,
+      isFlag: has("boolean"),
+      isList: has("array"),
+      isNumber: has("integer") && !has("string"),
+      isOptional: has("null"),
+      choices: has("boolean") ? ["no", "yes"] : types.find((one) => one.enum)?.enum,
+    };
+  });
+}
 
 // max_age: Max age
 const labelOf = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
 const shown = (field, value) => (field.isFlag ? (value ? "yes" : "no") : value == null ? "" : field.isList ? value.join(" ") : String(value));
 
-const textsOf = (info) => Object.fromEntries(FIELDS.map((field) => [field.name, shown(field, info[field.name])]));
+const textsOf = (fields, info) => Object.fromEntries(fields.map((field) => [field.name, shown(field, info[field.name])]));
 
 function valueOf(field, text) {
   if (field.isFlag) return text === "yes";
@@ -38,32 +40,40 @@ function valueOf(field, text) {
 }
 
 // What differs from the stream as it is: [field, text].
-const changes = (info, given) =>
-  FIELDS.filter((field) => given[field.name] !== shown(field, info[field.name])).map((field) => [field, given[field.name].trim()]);
+const changes = (fields, info, given) =>
+  fields.filter((field) => given[field.name] !== shown(field, info[field.name])).map((field) => [field, given[field.name].trim()]);
+
+const optionOf = (field) => `--${field.name.replaceAll("_", "-")}`;
 
 function commandOf(name, changed) {
   const options = changed.flatMap(([field, text]) =>
     field.isList
-      ? valueOf(field, text).map((subject) => `--subject ${quoted(subject)}`)
+      ? (text ? valueOf(field, text) : ["none"]).map((one) => `${optionOf(field).replace(/s$/, "")} ${quoted(one)}`)
       : field.isFlag
         ? [`--${text === "yes" ? "" : "no-"}${field.name.replaceAll("_", "-")}`]
-        : [`--${field.name.replaceAll("_", "-")} ${quoted(text || "none")}`],
+        : [`${optionOf(field)} ${quoted(text || "none")}`],
   );
   return ["natslog stream edit", quoted(name), ...options].join(" ");
 }
 
-export function Settings({ name, info, onChange }) {
+export function Settings(stream) {
+  const [described, error] = useCall(() => get("/openapi.json"), []);
+  if (described === null) return error ? html`<${Failure} error=${error} />` : html`<${Waiting} />`;
+  return html`<${Form} fields=${fieldsOf(described.components.schemas.ChangedStream)} ...${stream} />`;
+}
+
+function Form({ fields, name, info, onChange }) {
   const [base, setBase] = useState(info); // as the form was filled: an edit is of its version
-  const [given, setGiven] = useState(textsOf(info));
+  const [given, setGiven] = useState(textsOf(fields, info));
   const [error, setError] = useState(null);
   const [done, setDone] = useState("");
   const path = `/v1/streams/${inPath(name)}`;
-  const changed = changes(base, given);
+  const changed = changes(fields, base, given);
   // Fields that were not touched show the present settings; those that were stay as they are.
   const refill = (present) => {
     const touched = Object.fromEntries(changed.map(([field]) => [field.name, given[field.name]]));
     setBase(present);
-    setGiven({ ...textsOf(present), ...touched });
+    setGiven({ ...textsOf(fields, present), ...touched });
   };
   const attempt = async (work, text) => {
     setError(null);
@@ -83,18 +93,18 @@ export function Settings({ name, info, onChange }) {
     attempt(async () => {
       const after = await patch(path, { ...body, if_version: base.settings_version });
       setBase(after);
-      setGiven(textsOf(after));
+      setGiven(textsOf(fields, after));
     }, "The settings were changed.");
   };
   const input = (field) => ({ value: given[field.name], onInput: (event) => setGiven({ ...given, [field.name]: event.target.value }) });
   return html`<section aria-label="Settings">
     <h2>Settings</h2>
     <form class="fields" onSubmit=${save}>
-      ${FIELDS.map(
+      ${fields.map(
         (field) => html`<label key=${field.name}>${labelOf(field.name)}
           ${field.choices
             ? html`<select ...${input(field)}>${field.choices.map((one) => html`<option value=${one}>${one}</option>`)}</select>`
-            : html`<input ...${input(field)} autocomplete="off" placeholder=${field.isOptional ? "none" : field.example} />`}
+            : html`<input ...${input(field)} autocomplete="off" placeholder=${field.isOptional ? "none" : ""} />`}
         </label>`,
       )}
       <button type="submit" disabled=${!changed.length}>Save</button>

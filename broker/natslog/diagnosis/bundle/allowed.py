@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from natslog import config
 from natslog.diagnosis.bundle.redaction import Redactor
+from natslog.setting_kinds import Choice, Duration, Flag, Setting, Size, Texts, Url, Urls, Whole
 from natslog.urls import separate_urls
 
 MOST_ITEMS = 5_000
@@ -214,30 +216,17 @@ LOG_LINE: Shape = {
 }
 """Without `audit`, and of `error` only the places."""
 
-SETTINGS: Shape = {
-    **dict.fromkeys(("broker_id", "nats_tls_handshake_first", "nats_leaf_tls_handshake_first", "http_port"), NUMBER),
-    **dict.fromkeys(("security", "insecure", "new_admin_token", "segment_bytes", "segment_age_s"), NUMBER),
-    **dict.fromkeys(("min_free_bytes", "max_store_bytes", "ingest_memory_bytes", "append_max_bytes"), NUMBER),
-    **dict.fromkeys(("retention_interval_s", "tombstone_grace_s", "scrub_interval_s", "scrub_max_bytes_per_s"), NUMBER),
-    **dict.fromkeys(("tls_client_certs", "tls_identity", "jetstream", "log_level", "log_format", "http_host"), WORD),
-    **dict.fromkeys(("data_dir",), TEXT),
-    **dict.fromkeys(("nats_url", "nats_leaf_url"), Kind.URLS),
-    "advertise_url": Kind.URL,
-    **{key: [Kind.URL] for key in ("seeds", "peer_urls")},
+_SETTINGS_OF_KIND: dict[type[Setting], Shape] = {
+    **dict.fromkeys((Whole, Size, Duration, Flag), NUMBER),
+    Choice: WORD,
+    Url: Kind.URLS,
+    Urls: [Kind.URL],
+    Texts: [NAME],
+}
+SETTINGS: Shape = {one.field: _SETTINGS_OF_KIND.get(type(one.setting), Kind.IS_SET) for one in config.SETTINGS} | {
+    "http_host": WORD,
+    "data_dir": TEXT,
     "rack": NAME,
     "admin_identity": NAME,
-    "tags": [NAME],
-    "ack_reply_prefixes": [NAME],
-    **dict.fromkeys(
-        (
-            *("nats_creds_file", "nats_nkey_file", "nats_user", "nats_user_file", "nats_password_file"),
-            *("nats_token_file", "nats_tls_ca_file", "nats_tls_cert_file", "nats_tls_key_file"),
-            *("nats_leaf_creds_file", "nats_leaf_nkey_file", "nats_leaf_user", "nats_leaf_user_file"),
-            *("nats_leaf_password_file", "nats_leaf_token_file", "nats_leaf_tls_ca_file", "nats_leaf_tls_cert_file"),
-            *("nats_leaf_tls_key_file", "tls_cert_file", "tls_key_file", "tls_ca_file", "audit_file"),
-            *("admin_token_file", "cluster_secret_file"),
-        ),
-        Kind.IS_SET,
-    ),
 }
 """Of files and users: only whether they are set."""

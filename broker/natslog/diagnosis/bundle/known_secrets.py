@@ -10,26 +10,13 @@ from contextlib import suppress
 from urllib.parse import unquote
 
 from natslog.client import ClientOptions
-from natslog.config import BrokerConfig
+from natslog.config import SETTINGS, BrokerConfig
+from natslog.setting_kinds import File, Url
 from natslog.urls import separate_urls
 
 _MOST_BYTES = 256 * 1024
-_FILES = (
-    "nats_creds_file",
-    "nats_nkey_file",
-    "nats_password_file",
-    "nats_token_file",
-    "nats_tls_key_file",
-    "nats_leaf_creds_file",
-    "nats_leaf_nkey_file",
-    "nats_leaf_password_file",
-    "nats_leaf_token_file",
-    "nats_leaf_tls_key_file",
-    "tls_key_file",
-    "admin_token_file",
-    "cluster_secret_file",
-)
-_URLS = ("nats_url", "nats_leaf_url")
+_FILES = [one.field for one in SETTINGS if isinstance(one.setting, File) and one.setting.is_secret]
+_URLS = [one.field for one in SETTINGS if isinstance(one.setting, Url)]
 _SECRET_VARIABLE = re.compile(
     r"SECRET|TOKEN|PASSW|PWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|NKEY|SEED", re.IGNORECASE
 )
@@ -46,7 +33,7 @@ def known_secrets(config: BrokerConfig | None, options: ClientOptions, environ: 
     urls = [value for name, value in environ.items() if _URL_VARIABLE.search(name)]
     if config is not None:
         files += [getattr(config, name) for name in _FILES]
-        urls += [getattr(config, name) for name in _URLS]
+        urls += filter(None, (getattr(config, name) for name in _URLS))
     for path in filter(None, files):
         yield from _lines_of(path)
     for url in (one for text in urls for one in separate_urls(text)):
