@@ -60,8 +60,8 @@ def test_as_many_subjects_as_are_permitted() -> None:
     assert parse_settings({"subjects": many}).subjects == tuple(many)
 
 
-def test_subjects_of_brokers_of_every_version() -> None:
-    assert subjects_of({"subject": "a"}) == ("a",)
+def test_subjects_of_a_stream_are_those_that_a_broker_states() -> None:
+    assert subjects_of(StreamSettings(subject="a").to_json()) == ("a",)
     assert subjects_of(StreamSettings(subject="a", more_subjects=("b",)).to_json()) == ("a", "b")
     assert subject_setting("a") == subject_setting(["a"]) == {"subject": "a"}
     assert subject_setting(["a", "b"]) == {"subjects": ["a", "b"]}

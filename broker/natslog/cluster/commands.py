@@ -206,20 +206,20 @@ class AppointLeaders(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid
     appointments: tuple[Appointment, ...]
 
 
-class DisableReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class OwnReplicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `broker` states about its replicas of these streams, in the life `incarnation`."""
+
+    broker: BrokerId
+    incarnation: str
+    stream_ids: tuple[StreamId, ...]
+
+
+class DisableReplicas(OwnReplicas, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` has found damage in these streams: it must not lead them and does not count until it has caught up."""
 
-    broker: BrokerId
-    incarnation: str
-    stream_ids: tuple[StreamId, ...]
 
-
-class HoldReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class HoldReplicas(OwnReplicas, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` has created the logs of these streams on its disk, durably."""
-
-    broker: BrokerId
-    incarnation: str
-    stream_ids: tuple[StreamId, ...]
 
 
 class CreateCompanion(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -230,20 +230,12 @@ class CreateCompanion(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbi
     epoch: Epoch
 
 
-class HoldCompanions(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class HoldCompanions(OwnReplicas, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """As `HoldReplicas`, of the companion logs of these streams."""
 
-    broker: BrokerId
-    incarnation: str
-    stream_ids: tuple[StreamId, ...]
 
-
-class LeaveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class LeaveReplicas(OwnReplicas, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """`broker` stops gracefully: it leaves these in-sync replicas, and keeps its eligibility."""
-
-    broker: BrokerId
-    incarnation: str
-    stream_ids: tuple[StreamId, ...]
 
 
 class MoveReplicas(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

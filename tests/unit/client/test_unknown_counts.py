@@ -53,7 +53,7 @@ def test_streams_and_lags_may_lack_counts() -> None:
 
 
 def test_tables_leave_unknown_counts_empty() -> None:
-    shown = {"name": "orders", "subject": "orders.>", "paused": False, "leader": 1, "bytes": None}
+    shown = {"name": "orders", "subjects": ["orders.>"], "paused": False, "leader": 1, "bytes": None}
     row = stream_commands._row(shown | {"log_start_offset": 2, "high_watermark": 10})
     assert row == ["orders", "orders.>", 8, "", 2, 10, 1, "ok"]
     kept = {"consumer": "job", "stream": "orders", "offset": 3, "timestamp": "2026-11-20T10:30:00.000000Z"}

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import StorageFailed
 from natslog.log.checked_file import sync_folder
@@ -25,7 +27,7 @@ from natslog.log.checkpoints import NO_DESCRIPTORS
 from natslog.log_events import event
 from natslog.node.data_dir import require_wal
 from natslog.node.disk_reserve import NO_ROOM, DiskReserve
-from natslog.node.metadata.raft_stored import FILES, Stored, damage, read
+from natslog.node.metadata.raft_stored import FILES, Save, Stored, damage, read
 from natslog.node.metadata.raft_wal import MANIFEST_VERSION, ROOM_BYTES, Manifest, RaftWal
 
 logger = logging.getLogger("natslog.raft")
@@ -88,11 +90,9 @@ class RaftStore:
         entries: Sequence[Entry],
         snapshot: Snapshot | None,
     ) -> None:
-        """On stable storage on return: a snapshot (where the log does not hold its index and term, it replaces the
-        whole log), then the log cut from `truncate_from` on, then entries at its end. Raises StorageFailed.
-        """
+        """On stable storage on return, in the order of `Save`. Raises StorageFailed."""
         with self._first_failure_is_final():
-            self._save(hard_state, truncate_from, tuple(entries), snapshot)
+            self._save(Save(hard_state, truncate_from, tuple(entries), snapshot))
 
     def compact(self, snapshot: Snapshot) -> None:
         """Stores a snapshot of applied state, and drops what it covers; no change if it is not newer, or if the disk
@@ -103,7 +103,7 @@ class RaftStore:
         assert self._files.stored.holds(snapshot), "what was applied is in the log"
         with self._first_failure_is_final():
             try:
-                self._save(None, None, (), snapshot)
+                self._save(Save(None, None, (), snapshot))
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
@@ -119,24 +119,19 @@ class RaftStore:
         """No file is open: no more saves are possible."""
         self._failure = self._failure or "the store is closed"
 
-    def _save(
-        self,
-        hard_state: HardState | None,
-        truncate_from: Index | None,
-        entries: tuple[Entry, ...],
-        snapshot: Snapshot | None,
-    ) -> None:
-        wanted = self._files.stored.after(hard_state, truncate_from, entries, snapshot)
+    def _save(self, save: Save) -> None:
+        wanted = self._files.stored.after(save)
         while True:
             try:
-                self._files.save(hard_state, truncate_from, entries, snapshot)
+                self._files.save(save)
                 return
             except OSError as error:
                 self._make_room(error)
             self._files = self._open()
             if self._files.stored == wanted and not self.is_missing:
                 return
-            truncate_from = entries[0].index if entries else truncate_from  # some may have been stored meanwhile
+            if save.entries:  # some may have been stored meanwhile
+                save = msgspec.structs.replace(save, truncate_from=save.entries[0].index)
 
     def _open(self) -> RaftWal:
         while True:

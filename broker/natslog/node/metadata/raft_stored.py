@@ -6,7 +6,6 @@ index <= commit <= last index. A term and a commit index never decrease, and com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,17 @@ from natslog.node.data_dir import REMEDY
 NO_SNAPSHOT = Snapshot()
 FILES = ("wal-*", "snapshot", "log-" + "[0-9]" * 20)
 """Beside `hard-state`; the last two at feature level 1 only."""
+
+
+class Save(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A change of the store, in this order: a snapshot (where the log does not hold its index and term, it replaces the
+    whole log), the log cut from `truncate_from` on, entries at its end, the hard state.
+    """
+
+    hard_state: HardState | None
+    truncate_from: Index | None
+    entries: tuple[Entry, ...]
+    snapshot: Snapshot | None = None
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -43,17 +53,9 @@ class Stored(msgspec.Struct, frozen=True):
         terms = (self.snapshot.term, *(entry.term for entry in self.entries))
         return self.last_index >= snapshot.index and terms[snapshot.index - self.snapshot.index] == snapshot.term
 
-    def after(
-        self,
-        hard_state: HardState | None,
-        truncate_from: Index | None,
-        entries: Sequence[Entry],
-        snapshot: Snapshot | None,
-    ) -> Stored:
-        """After a save of these, in this order: a snapshot (where the log does not hold its index and term, it replaces
-        the whole log), the log cut from `truncate_from` on, entries at its end, the hard state.
-        """
-        was, now, log = self.hard_state, hard_state or self.hard_state, self
+    def after(self, save: Save) -> Stored:
+        truncate_from, entries, snapshot = save.truncate_from, save.entries, save.snapshot
+        was, now, log = self.hard_state, save.hard_state or self.hard_state, self
         assert now.term >= was.term, f"the term falls from {was.term} to {now.term}"
         assert now.commit >= was.commit, f"commit falls from {was.commit} to {now.commit}"
         if snapshot is not None:

@@ -38,11 +38,10 @@ import msgspec
 from crc32c import crc32c
 
 from natslog.cluster.encoding import written_by_newer
-from natslog.consensus.types import Entry, HardState, Index, Snapshot
 from natslog.errors import DataDirError
 from natslog.log.checked_file import sync_folder, write_all, write_checked
 from natslog.log_events import event
-from natslog.node.metadata.raft_stored import FILES, Stored, damage
+from natslog.node.metadata.raft_stored import FILES, Save, Stored, damage
 
 logger = logging.getLogger("natslog.raft")
 
@@ -57,15 +56,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of `hard-state`; no id: nothing was stored yet, and any log found is invalid."""
 
     wal: str | None
-
-
-class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A save: the arguments of `Stored.after`."""
-
-    hard_state: HardState
-    truncate_from: Index | None
-    entries: tuple[Entry, ...]
-    snapshot: Snapshot | None = None
 
 
 class RaftWal:
@@ -94,19 +84,13 @@ class RaftWal:
         else:
             self._remove_unnamed()
 
-    def save(
-        self,
-        hard_state: HardState | None,
-        truncate_from: Index | None,
-        entries: tuple[Entry, ...],
-        snapshot: Snapshot | None,
-    ) -> None:
+    def save(self, save: Save) -> None:
         """On stable storage on return. Raises OSError: the file must be read again, and may or may not have this."""
-        stored = self.stored.after(hard_state, truncate_from, entries, snapshot)
+        stored = self.stored.after(save)
         if stored == self.stored and self._id is not None:
             return
-        record = self._record(_Record(stored.hard_state, truncate_from, entries))
-        if snapshot is not None or self._id is None or self._end + len(record) > self._size_bytes:
+        record = self._record(Save(stored.hard_state, save.truncate_from, save.entries))
+        if save.snapshot is not None or self._id is None or self._end + len(record) > self._size_bytes:
             self._begin(stored)
         else:
             with open(self._path, "r+b", buffering=0) as file:
@@ -126,7 +110,7 @@ class RaftWal:
             write_checked(manifest, "raft-hard-state", MANIFEST_VERSION, Manifest(None))
         self._id = secrets.token_hex(8)
         self._crc = crc32c(self._id.encode())
-        record = self._record(_Record(stored.hard_state, None, stored.entries, stored.snapshot))
+        record = self._record(Save(stored.hard_state, None, stored.entries, stored.snapshot))
         self._crc, self._end = _crc_of(record), _HEAD_BYTES + len(record)
         self._size_bytes = self._end + self._room_bytes
         with open(self._path, "xb", buffering=0) as file:
@@ -157,8 +141,8 @@ class RaftWal:
         )
         return (line + b"%08x\n" % crc32c(line)).ljust(_HEAD_BYTES, b"\0")
 
-    def _record(self, record: _Record) -> bytes:
-        payload = msgspec.msgpack.encode(record)
+    def _record(self, save: Save) -> bytes:
+        payload = msgspec.msgpack.encode(save)
         length = len(payload).to_bytes(4, "little")
         return length + crc32c(payload, crc32c(length, self._crc)).to_bytes(4, "little") + payload
 
@@ -170,10 +154,10 @@ class RaftWal:
         is_proven = False
         while (record := _record_at(raw, self._end, self._crc)) is not None:
             try:
-                save = msgspec.msgpack.decode(record[8:], type=_Record)
+                save = msgspec.msgpack.decode(record[8:], type=Save)
             except msgspec.ValidationError as error:
                 raise written_by_newer(self._path, error) from error
-            self.stored = self.stored.after(save.hard_state, save.truncate_from, save.entries, save.snapshot)
+            self.stored = self.stored.after(save)
             self._end, self._crc = self._end + len(record), _crc_of(record)
             is_proven |= self._end == durable
         if not is_proven:

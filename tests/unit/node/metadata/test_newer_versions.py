@@ -26,7 +26,8 @@ from natslog.node.life import _Stored
 from natslog.node.metadata.entries import check_entries
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.metadata.raft_store import RaftStore
-from natslog.node.metadata.raft_wal import Manifest, _Record
+from natslog.node.metadata.raft_stored import Save
+from natslog.node.metadata.raft_wal import Manifest
 from natslog.node.metadata.recover import recover
 
 ME, OTHER = BrokerId(1), BrokerId(2)
@@ -48,7 +49,7 @@ def structs_in(kind: Any, found: set[Any]) -> set[Any]:
 def test_every_struct_of_the_metadata_rejects_unknown_fields() -> None:
     found: set[Any] = set()
     roots = (Metadata, RecentOutcomes, Proposal, Entry, Snapshot, Membership, Identity, _Stored, Message)
-    for root in (*roots, Manifest, _Record):
+    for root in (*roots, Manifest, Save):
         structs_in(root, found)
     assert len(found) > 30
     lax = sorted(kind.__name__ for kind in found if not kind.__struct_config__.forbid_unknown_fields)
