@@ -13,14 +13,17 @@ from urllib.parse import quote
 
 from aiohttp import StreamReader, web
 from aiohttp.test_utils import make_mocked_request
+from msgspec import UNSET
 from multidict import CIMultiDict
 
 from natslog.arrow.schema import COLUMNS
 from natslog.errors import InvalidRequest, OffsetOutOfRange, PayloadTooLarge
-from natslog.http import appends, cluster, context, many_streams, messages, shapes, streams
+from natslog.http import context, messages
 from natslog.http.access import RIGHTS
-from natslog.http.bodies import BODIES, Bodies, json_body
+from natslog.http.bodies import BODIES, Bodies
 from natslog.http.context import OWNER, REQUEST_ID
+from natslog.http.endpoint import Call
+from natslog.http.table import ENDPOINTS
 from natslog.model import StreamSettings
 from natslog.request_ids import HEADER, is_well_formed
 from natslog.security.guard import Guard, Identity
@@ -55,12 +58,23 @@ def request_of(query: str = "", headers: dict[str, str] | None = None, body: byt
     payload.feed_data(body)
     payload.feed_eof()
     request = make_mocked_request(
-        "POST", f"/v1/x?{query}", CIMultiDict(headers or {}), app=_app(), payload=payload, match_info={"id": part}
+        "POST",
+        f"/v1/x?{query}",
+        CIMultiDict(headers or {}),
+        app=_app(),
+        payload=payload,
+        match_info={"id": part, "producer": "p", "batch": "0"},
     )
     request[RIGHTS], request[OWNER] = _GUARD.rights(Identity("alice")), "alice"
     given = request.headers.get(HEADER, "")
     request[REQUEST_ID] = given if is_well_formed(given) else "0" * 32
     return request
+
+
+def call_of(named: str, request: Any) -> Call[Any, Any]:
+    """What the handler of a call receives for this request."""
+    (endpoint,) = [one for one in ENDPOINTS if one.named == named]
+    return _loop().run_until_complete(endpoint.call(request))
 
 
 # ---- queries and headers ----
@@ -95,7 +109,8 @@ def check_queries(data: bytes) -> None:
     except ValueError:  # no URL for aiohttp
         return
     try:
-        asked = messages._question(request, _STREAM)
+        given = call_of("GET /v1/streams/{name}/messages", request).parameters
+        asked = messages._question(request, given, _STREAM)
     except InvalidRequest:
         pass
     else:
@@ -111,7 +126,8 @@ def check_queries(data: bytes) -> None:
         assert len(change.id) == 32
         assert (change.id == "0" * 32) == (not given)
     with contextlib.suppress(InvalidRequest):
-        assert cluster._path_number(request) == int(number) <= 2**31
+        drained = request_of(body=b'{"draining": true}', part=number)
+        assert call_of("PATCH /v1/cluster/brokers/{id}", drained).parameters.id == int(number) <= 2**31
 
 
 # ---- bodies ----
@@ -144,16 +160,16 @@ def check_bodies(data: bytes) -> None:
     """
     kind, body = (data[0] if data else 0) % 6, data[1:]
     try:
-        _loop().run_until_complete(_handled(kind, request_of(body=body)))
+        _check_handled(kind, request_of(body=body))
     except (InvalidRequest, OffsetOutOfRange, PayloadTooLarge) as error:
         error.to_json()
 
 
-async def _handled(kind: int, request: Any) -> None:
+def _check_handled(kind: int, request: Any) -> None:
     match kind:
         case 0 | 1:
             base = StreamSettings(subject="orders.>", replicas=3, min_isr=2) if kind else None
-            settings = parse_settings(await json_body(request), base)
+            settings = parse_settings(call_of("POST /v1/streams", request).body, base)
             assert 1 <= settings.min_isr <= settings.replicas <= 9
             assert settings.max_bytes is None or 0 < settings.max_bytes < 2**63
             assert settings.dedupe_window_s >= 0
@@ -161,15 +177,15 @@ async def _handled(kind: int, request: Any) -> None:
             for name in ("max_age", "dedupe_window"):
                 assert shown[name] is None or shown[name] == "0ms" or parse_duration_s(shown[name]) > 0
         case 2:
-            below = streams._purge_bound(await json_body(request), _STREAM)
-            assert 0 <= below <= _LOG.high_watermark
+            purge = call_of("POST /v1/streams/{name}/purge", request).body
+            assert purge.below is UNSET or 0 <= purge.below <= 2**62
+            assert not purge.keep or purge.below is UNSET
         case 3:
-            commit = await appends._commit_body(request)
+            commit = call_of("POST /v1/streams/{name}/appends/{producer}/{batch}", request).body
             assert len({receipt.part for receipt in commit.parts}) == len(commit.parts)
         case 4:
-            asked = await many_streams._body(request, shapes.AskedPositions)
-            assert isinstance(asked.wait_ms, int)
+            asked = call_of("POST /v1/positions", request).body
+            assert 0 <= asked.wait_ms <= 60_000
         case _:
-            ranges = await many_streams._body(request, shapes.AskedSplits)
-            many_streams._check(ranges)
+            ranges = call_of("POST /v1/splits", request).body
             assert all(one.min_splits >= 1 for one in ranges.ranges)

@@ -162,14 +162,15 @@ def test_requests_are_passed_on_to_the_leader(cluster: Cluster) -> None:
 def test_changes_are_passed_on_with_their_body(cluster: Cluster) -> None:
     leader = cluster.leader_of("s3")
     for broker in cluster.brokers:
-        answer = urllib3.request(
-            "POST",
-            f"{broker.url}/v1/streams/s3/purge",
-            body=json.dumps({"keep": 0}),
-            headers={"Natslog-Forward": "true"},
-            redirect=False,
-        )
-        assert answer.status == 200, (broker is leader, answer.data)
+        for call, body, status in (("purge", {"keep": 0}, 200), ("erase", {"subject": "s3.nothing"}, 202)):
+            answer = urllib3.request(
+                "POST",
+                f"{broker.url}/v1/streams/s3/{call}",
+                body=json.dumps(body),
+                headers={"Natslog-Forward": "true"},
+                redirect=False,
+            )
+            assert answer.status == status, (call, broker is leader, answer.data)
 
 
 @pytest.mark.long

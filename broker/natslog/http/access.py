@@ -1,14 +1,13 @@
-"""Access to the HTTP API: each call declares what it needs, and handlers ask what the identity may do.
+"""Access to the HTTP API: what a call needs, and how a handler finds out what the identity may do.
 
-Theory of operation. `@access(...)` states what a handler needs; the server does not start with a handler that states
-nothing. `gate` compares it with the rules before the handler runs. A handler that depends on more (the subjects of a
-limited identity, the streams in a body) asks `rights_of(request)`.
+Theory of operation. Each row of `table` has an `Access`. `gate` compares it with the rules before the handler runs. A
+handler that depends on more (the subjects of a limited identity, the streams in a body) asks `rights_of(request)`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -30,8 +29,6 @@ Kind = Literal["open", "peers", "credentials", "cluster", "stream", "checked"]
 _NAMES_AT_ONCE = 200
 _MOST_UNKNOWN = 1_000
 
-HandlerFunction = TypeVar("HandlerFunction", bound=Callable[[web.Request], Awaitable[web.StreamResponse]])
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -49,33 +46,6 @@ class Access:
     action: Action | None = None
     parameter: str = "name"
     changes: bool | None = None
-
-
-_ACCESS = "__natslog_access__"
-
-
-def access(
-    kind: Kind, action: Action | None = None, *, parameter: str = "name", changes: bool | None = None
-) -> Callable[[HandlerFunction], HandlerFunction]:
-    """Declares what a handler needs: see `Access`."""
-
-    def declared(handler: HandlerFunction) -> HandlerFunction:
-        setattr(handler, _ACCESS, Access(kind, action, parameter, changes))
-        return handler
-
-    return declared
-
-
-def access_of(handler: object) -> Access | None:
-    """None where it states nothing."""
-    found = getattr(handler, _ACCESS, None)
-    return found if isinstance(found, Access) else None
-
-
-def require_declared(app: web.Application) -> None:
-    """Every handler of the server states what it needs."""
-    for route in app.router.routes():
-        assert access_of(route.handler) is not None, f"{route.method} {route.resource} does not declare its access"
 
 
 # ---- a request in progress ----

@@ -1,4 +1,4 @@
-"""The HTTP server: routes, and from start to stop."""
+"""The HTTP server, from start to stop."""
 
 from __future__ import annotations
 
@@ -11,29 +11,7 @@ from aiohttp import web
 
 from natslog.config import BrokerConfig
 from natslog.errors import ConfigError
-from natslog.http import (
-    appends,
-    cluster,
-    console,
-    copies,
-    cursors,
-    erasures,
-    imports,
-    many_streams,
-    messages,
-    metrics,
-    openapi,
-    overview,
-    plans,
-    publishing,
-    search,
-    security,
-    sessions,
-    status,
-    streams,
-)
-from natslog.http import subjects as subject_lists
-from natslog.http.access import GUARD, LIMITS, require_declared
+from natslog.http.access import GUARD, LIMITS
 from natslog.http.answers import Answers
 from natslog.http.bodies import BODIES, Bodies, ignore_unknown_expectations
 from natslog.http.connections import (
@@ -44,15 +22,17 @@ from natslog.http.connections import (
     count_requests,
     raise_file_limit,
 )
-from natslog.http.context import ANSWERS, BROKER
+from natslog.http.context import ANSWERS, BROKER, DOCUMENT
 from natslog.http.errors_as_json import errors_as_json, plain_bodies_only
 from natslog.http.forwarding import forward
 from natslog.http.gate import GATE, Gate, name_requests, state_request_id
 from natslog.http.metrics import SCRAPES, Scrapes
+from natslog.http.openapi import encoded
 from natslog.http.overview import LIVE, Live
 from natslog.http.polls import POLLS, Polls
 from natslog.http.sessions import SESSIONS, Sessions
 from natslog.http.subjects import SUBJECT_LISTS, SubjectLists
+from natslog.http.table import ENDPOINTS
 from natslog.http.tls_port import TlsPort
 from natslog.node.broker import Broker
 from natslog.security.limits import Limits
@@ -68,29 +48,7 @@ _BACKLOG = 512
 _ACCEPTED_AT_ONCE = 32
 
 
-ROUTES = [
-    *streams.routes,
-    *subject_lists.routes,
-    *many_streams.routes,
-    *cursors.routes,
-    *messages.routes,
-    *search.routes,
-    *publishing.routes,
-    *copies.routes,
-    *appends.routes,
-    *imports.routes,
-    *erasures.routes,
-    *status.routes,
-    *metrics.routes,
-    *cluster.routes,
-    *plans.routes,
-    *overview.routes,
-    *security.routes,
-    *sessions.routes,
-    *openapi.routes,
-    *console.routes,
-]
-"""Every call of the server."""
+ROUTES = [endpoint.route for endpoint in ENDPOINTS]
 
 
 def make_app(broker: Broker) -> web.Application:
@@ -105,11 +63,10 @@ def make_app(broker: Broker) -> web.Application:
     app[BODIES], app[REQUESTS], app[SCRAPES] = Bodies(), requests, Scrapes(broker, requests, limits)
     app[BROKER] = broker
     app[ANSWERS] = Answers(broker.data_path, min_free_bytes=broker.config.min_free_bytes)
-    app[SUBJECT_LISTS] = SubjectLists()
+    app[SUBJECT_LISTS], app[DOCUMENT] = SubjectLists(), encoded()
     app[LIVE], app[SESSIONS] = Live(broker), Sessions(broker.data_path / "sessions.json")
     app[POLLS] = Polls(app[ANSWERS], broker.readers, broker.halt)
     app.add_routes(ROUTES)
-    require_declared(app)
     ignore_unknown_expectations(app)
     return app
 

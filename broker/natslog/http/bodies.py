@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from natslog.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from natslog.http.context import BODY
+from natslog.errors import Overloaded, PayloadTooLarge
 
 MAX_BODY_BYTES = 64 * 1024
 """Of all requests but uploads and commits."""
@@ -80,22 +77,3 @@ async def _let_body_be_sent(request: web.Request) -> None:
     if request.version == HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer has not begun
-
-
-async def json_body(request: web.Request) -> dict[str, Any]:
-    """Keeps what was received as `BODY` of the request.
-
-    Raises:
-        As `Bodies.read`; InvalidRequest: it is no JSON object, or has text that is not valid Unicode.
-    """
-    request[BODY] = await read_body(request)
-    try:
-        body = json.loads(request[BODY])
-        json.dumps(body, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"the body has text that is not valid Unicode (a lone surrogate): {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return body

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, TypeGuard
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
 from natslog.cluster.features import LATEST_LEVEL, blocking, supported_by_all
-from natslog.consensus import MAX_BROKER_ID
 from natslog.errors import (
     BrokerUnavailable,
     ClusterMismatch,
@@ -19,27 +17,23 @@ from natslog.errors import (
     NotMetadataLeader,
     natslog_version,
 )
-from natslog.http import shapes
-from natslog.http.access import access, rights_of
-from natslog.http.bodies import json_body, read_body
+from natslog.http.access import rights_of
+from natslog.http.bodies import read_body
 from natslog.http.connections import connection_of
-from natslog.http.context import BROKER, broker_of, leading, query, request_id
-from natslog.http.shapes import shape_response
+from natslog.http.context import BROKER, broker_of, leading, request_id
+from natslog.http.endpoint import Call, PlainCall
+from natslog.http.shapes import cluster as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.log_levels import Levels
-from natslog.node.peers.handshake import LINK_HEADER, LINK_PATH, PROOF_HEADER
+from natslog.node.peers.handshake import LINK_HEADER, PROOF_HEADER
 from natslog.node.peers.link_socket import LinkSocket
 from natslog.node.peers.links import serve_link
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.request_ids import handling
 from natslog.subjects import is_internal
 from natslog.urls import normal_url
-
-routes = web.RouteTableDef()
-
-_MAX_REFUSED_BYTES = 4096
-_MOST_DIGITS = 19
 
 
 def _require_certificate(request: web.Request) -> None:
@@ -51,10 +45,9 @@ def _require_certificate(request: web.Request) -> None:
         )
 
 
-@routes.post(LINK_PATH)
-@access("peers")
-async def introduce(request: web.Request) -> web.Response:
-    """Another broker identifies itself: `handshake`, the first step."""
+async def introduce(call: PlainCall) -> web.Response:
+    """Another broker identifies itself: `handshake`, the first step"""
+    request = call.request
     _require_certificate(request)
     reception = request.app[BROKER].cluster.reception
     address = request.remote or ""
@@ -67,10 +60,9 @@ async def introduce(request: web.Request) -> web.Response:
     return web.Response(body=answer, content_type="application/json", headers={PROOF_HEADER: proof})
 
 
-@routes.get(LINK_PATH)
-@access("peers")
-async def link(request: web.Request) -> web.StreamResponse:
+async def link(call: PlainCall) -> web.StreamResponse:
     """Another broker opens its link: `handshake`, the last step."""
+    request = call.request
     _require_certificate(request)
     cluster = request.app[BROKER].cluster
     peer, session = cluster.reception.admitted(request.headers.get(LINK_HEADER, ""))
@@ -85,12 +77,10 @@ async def link(request: web.Request) -> web.StreamResponse:
     return web.Response()  # which is not sent: the connection is closed
 
 
-@routes.get("/v1/cluster")
-@access("credentials")
-async def cluster(request: web.Request) -> web.Response:
-    query(request)
-    broker = broker_of(request)
-    is_current, rights = await broker.up_to_date(), rights_of(request)
+async def show_cluster(call: PlainCall) -> Answer[shapes.Cluster]:
+    """The cluster and its brokers"""
+    broker = broker_of(call.request)
+    is_current, rights = await broker.up_to_date(), rights_of(call.request)
     records = broker.state.streams.values()
     if not rights.may("monitor"):  # counts of streams are of those that the identity may see
         records = [one for one in records if rights.may_see(one.name, one.recorded_subjects)]
@@ -168,119 +158,72 @@ def _at_metadata_leader(request: web.Request) -> Broker:
     raise web.HTTPTemporaryRedirect(url + request.path_qs)
 
 
-def _number(body: dict[str, Any], name: str) -> BrokerId:
-    value = body.get(name)
-    if not _is_broker_number(value):
-        raise InvalidRequest(f"{name} must be the number of a broker")
-    return BrokerId(value)
-
-
-def _is_broker_number(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_BROKER_ID
-
-
-@routes.post("/v1/cluster/brokers")
-@access("cluster", "admin")
-async def add_broker(request: web.Request) -> web.Response:
-    body = await json_body(request)
-    url = body.get("url")
-    if not isinstance(url, str):
-        raise InvalidRequest('give the URL of the new broker: {"url": "http://host:9292"}')
-    url = normal_url(url)
-    broker = _at_metadata_leader(request)
+async def add_broker(call: Call[None, shapes.Newcomer]) -> Answer[shapes.Broker]:
+    """Add the broker at a URL"""
+    url = normal_url(call.body.url)
+    broker = _at_metadata_leader(call.request)
     number = await broker.change_cluster(broker.operations.add(url))
     return shape_response(_shown(broker, number, broker.state.streams.values()), status=201)
 
 
-@routes.patch("/v1/cluster/brokers/{id}")
-@access("cluster", "admin")
-async def drain_broker(request: web.Request) -> web.Response:
-    """`{"draining": true}`: its replicas move to others, and its leaderships."""
-    body = await json_body(request)
-    draining = body.get("draining")
-    if not isinstance(draining, bool):
-        raise InvalidRequest("draining must be true or false")
-    broker, number = _at_metadata_leader(request), _path_number(request)
-    await broker.change_cluster(broker.operations.drain(number, draining, request_id(request)))
+async def drain_broker(call: Call[shapes.BrokerPath, shapes.Draining]) -> Answer[shapes.Broker]:
+    """Drain a broker, or stop draining it
+
+    Its replicas move to others, and its leaderships.
+    """
+    broker, number = _at_metadata_leader(call.request), BrokerId(call.parameters.id)
+    await broker.change_cluster(broker.operations.drain(number, call.body.draining, request_id(call.request)))
     return shape_response(_shown(broker, number, broker.state.streams.values()))
 
 
-def _path_number(request: web.Request) -> BrokerId:
-    text = request.match_info["id"]
-    if not text.isdecimal() or len(text) > _MOST_DIGITS or not _is_broker_number(int(text)):
-        raise InvalidRequest(f"{text[:40]!r} is not the number of a broker")
-    return BrokerId(int(text))
+async def remove_broker(call: Call[shapes.RemovedBroker, None]) -> web.Response:
+    """Remove a broker from the cluster
 
-
-@routes.delete("/v1/cluster/brokers/{id}")
-@access("cluster", "admin")
-async def remove_broker(request: web.Request) -> web.Response:
-    """Removes the broker from the group. It must not hold any replica, unless `force=true`, for a permanently lost
-    broker.
+    It must not hold any replica, unless `force` is true, for a permanently lost broker.
     """
-    values = query(request, "force")
-    broker, number = _at_metadata_leader(request), _path_number(request)
-    is_forced = values.get("force") == "true"
-    await broker.change_cluster(broker.operations.remove(number, force=is_forced, request=request_id(request)))
+    broker, asked = _at_metadata_leader(call.request), call.parameters
+    removing = broker.operations.remove(BrokerId(asked.id), force=asked.force, request=request_id(call.request))
+    await broker.change_cluster(removing)
     return web.Response(status=204)
 
 
-@routes.post("/v1/cluster/transfer")
-@access("cluster", "admin")
-async def transfer(request: web.Request) -> web.Response:
-    """`{"metadata": true, "to": 2}`: the metadata leadership."""
-    body = await json_body(request)
-    broker = _at_metadata_leader(request)
-    broker.operations.transfer_metadata(_number(body, "to"))
-    return shape_response(shapes.Transfer(body["to"]), status=202)
+async def transfer(call: Call[None, shapes.Transfer]) -> Answer[shapes.Transfer]:
+    """Transfer the metadata leadership"""
+    _at_metadata_leader(call.request).operations.transfer_metadata(BrokerId(call.body.to))
+    return shape_response(call.body, status=202)
 
 
-@routes.get("/v1/cluster/log-level")
-@access("cluster", "admin")
-async def show_log_levels(request: web.Request) -> web.Response:
-    """Of every broker."""
-    query(request)
-    return shape_response(_shown_levels(await broker_of(request).log_levels.everywhere()))
+async def show_log_levels(call: PlainCall) -> Answer[shapes.LogLevels]:
+    """The levels of the logs of all brokers"""
+    return shape_response(_shown_levels(await broker_of(call.request).log_levels.everywhere()))
 
 
 def _shown_levels(found: list[Levels]) -> shapes.LogLevels:
     return shapes.LogLevels([msgspec.convert(one, shapes.BrokerLogLevels) for one in found])
 
 
-@routes.put("/v1/cluster/log-level")
-@access("cluster", "admin")
-async def set_log_level(request: web.Request) -> web.Response:
-    """`{"level": "debug", "logger": "natslog.node", "broker": 2}`: until that broker, or each one, is started again."""
-    query(request)
-    body, broker = await json_body(request), broker_of(request)
-    try:
-        given = msgspec.convert(body, shapes.NewLogLevel)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"state a level, and optionally a logger and a broker: {error}") from error
+async def set_log_level(call: Call[None, shapes.NewLogLevel]) -> Answer[shapes.LogLevels]:
+    """Set the level of the log of a broker or of all, until it is started again"""
+    given = call.body
     number = None if given.broker is None else BrokerId(given.broker)
-    found = await broker.log_levels.everywhere(number, level=given.level, logger=given.logger)
+    found = await broker_of(call.request).log_levels.everywhere(number, level=given.level, logger=given.logger)
     return shape_response(_shown_levels(found))
 
 
-@routes.post("/v1/cluster/finalize-upgrade")
-@access("cluster", "admin")
-async def finalize_upgrade(request: web.Request) -> web.Response:
-    """Raises the feature level permanently: afterwards no broker can be downgraded."""
-    query(request)
-    broker = _at_metadata_leader(request)
+async def finalize_upgrade(call: PlainCall) -> Answer[shapes.Upgraded]:
+    """Raise the feature level to the latest one, which every broker must support. This cannot be undone"""
+    broker = _at_metadata_leader(call.request)
     was_lower = await broker.change_cluster(broker.cluster.upgrade.finalize())
     return shape_response(shapes.Upgraded(broker.state.feature_level, was_lower))
 
 
-@routes.post("/v1/streams/{name}/leader")
-@access("stream", "admin")
-async def transfer_stream(request: web.Request) -> web.Response:
-    """`{"to": 2}`: the preferred leader from now on. This broker stops accepting messages, waits until the other one
-    has caught up, and proposes it.
+async def transfer_stream(call: Call[None, shapes.Transfer]) -> Answer[shapes.Led]:
+    """Transfer the leadership of a stream to an in-sync replica, which becomes its preferred leader
+
+    This broker stops accepting messages, waits until the other one has caught up, and proposes it.
     """
-    body = await json_body(request)
+    request, to = call.request, BrokerId(call.body.to)
     stream, broker = await leading(request), broker_of(request)
-    to = _number(body, "to")
     record = stream.record
     if to not in record.isr:
         raise InvalidRequest(
@@ -301,15 +244,10 @@ async def transfer_stream(request: web.Request) -> web.Response:
     return shape_response(shapes.Led(record.name, to))
 
 
-@routes.put("/v1/streams/{name}/replicas")
-@access("stream", "admin")
-async def move_stream(request: web.Request) -> web.Response:
-    """`{"brokers": [1, 2, 4]}`: the new brokers of its replicas, the preferred leader first."""
-    body, broker = await json_body(request), broker_of(request)
-    brokers = body.get("brokers")
-    if not isinstance(brokers, list) or not all(map(_is_broker_number, brokers)):
-        raise InvalidRequest("brokers must be a list of broker numbers")
+async def move_stream(call: Call[None, shapes.Replicas]) -> Answer[shapes.Moving]:
+    """Move a stream's replicas"""
+    request, broker = call.request, broker_of(call.request)
     record = await broker.record(request.match_info["name"])
-    target = [BrokerId(one) for one in brokers]
+    target = [BrokerId(one) for one in call.body.brokers]
     await broker.change_cluster(broker.operations.move(record.name, target, request_id(request)))
-    return shape_response(shapes.Moving(record.name, brokers), status=202)
+    return shape_response(shapes.Moving(record.name, call.body.brokers), status=202)

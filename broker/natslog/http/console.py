@@ -20,9 +20,7 @@ from importlib.resources.abc import Traversable
 from aiohttp import web
 
 from natslog.errors import NotFound
-from natslog.http.access import access
-
-routes = web.RouteTableDef()
+from natslog.http.endpoint import PlainCall
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -83,25 +81,27 @@ def _files(folder: Traversable, path: str) -> list[tuple[str, _File]]:
     return found
 
 
-@routes.get("/")
-@access("open")
-async def page(request: web.Request) -> web.Response:
-    """The page; it shows what its address after # names."""
-    return _answer(request, page_file() if LIBRARIES in files() else files()["unpackaged.html"], _CHECKED)
+async def page(call: PlainCall) -> web.Response:
+    """The console, for a browser
+
+    The page shows what its address after # names.
+    """
+    return _answer(call.request, page_file() if LIBRARIES in files() else files()["unpackaged.html"], _CHECKED)
 
 
-@routes.get("/console/{path:.+}")
-@access("open")
-async def file(request: web.Request) -> web.Response:
-    """Raises NotFound."""
-    path = request.match_info["path"]
+async def file(call: PlainCall) -> web.Response:
+    """A file of the console
+
+    Raises NotFound.
+    """
+    path = call.request.match_info["path"]
     stated, _, rest = path.partition("/")
     is_current = stated == version()
     if is_current or _VERSION.fullmatch(stated):  # of another version: a page that is open during an upgrade
         path = rest
     if (found := files().get(path)) is None:
         raise NotFound(f"the console has no file {path[:200]!r}")
-    return _answer(request, found, _KEPT if is_current else _CHECKED)
+    return _answer(call.request, found, _KEPT if is_current else _CHECKED)
 
 
 def _answer(request: web.Request, found: _File, caching: Mapping[str, str]) -> web.Response:

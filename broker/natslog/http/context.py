@@ -1,12 +1,11 @@
-"""What handlers share: the broker behind the request, and how query parameters are read."""
+"""What handlers share: the broker behind a request, which broker answers it, and the id of a change."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -18,10 +17,9 @@ from natslog.errors import (
     NotLeader,
     NotReady,
     OffsetOutOfRange,
-    did_you_mean,
 )
 from natslog.http.answers import Answers
-from natslog.http.shapes import shape_response
+from natslog.http.shapes.common import Answer, Shape, shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
@@ -29,12 +27,12 @@ from natslog.node.metadata.entries import Request
 from natslog.node.replicas.stream import HostedStream
 from natslog.request_ids import HEADER
 
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
-
 Result = TypeVar("Result")
 
 BROKER = web.AppKey("broker", Broker)
 ANSWERS = web.AppKey("answers", Answers)
+DOCUMENT = web.AppKey("document", bytes)
+"""`/openapi.json`."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -115,7 +113,7 @@ def no_leader(broker: Broker, record: StreamRecord) -> NoLeader:
     )
 
 
-def stated(request: web.Request, stream: HostedStream, body: object, *, status: int = 200) -> web.Response:
+def stated(request: web.Request, stream: HostedStream, body: Shape, *, status: int = 200) -> Answer[Shape]:
     """An answer that states positions, made from what `stream` holds. It is checked last, when nothing more is read.
 
     Raises:
@@ -201,38 +199,3 @@ def request_id(request: web.Request) -> Request:
     stated = f"{given}\n{owner}\n{request.method} {request.path_qs}\n".encode("utf-8", "surrogatepass")
     made = hashlib.sha256(stated + request.get(BODY, b""))
     return Request(made.hexdigest()[:32], owner or request.remote or "", request.remote or "")
-
-
-def query(request: web.Request, *known: str) -> dict[str, str]:
-    """The query parameters, each known and given once.
-
-    Raises:
-        InvalidRequest: an unknown one (nearest known one named) or one given twice.
-    """
-    for name in request.query:
-        if name not in known:
-            raise InvalidRequest(f"unknown parameter {name!r}{did_you_mean(name, known)}", parameter=name)
-        if len(request.query.getall(name)) > 1:
-            raise InvalidRequest(f"parameter {name!r} is given twice", parameter=name)
-    return dict(request.query)
-
-
-def whole(values: dict[str, str], name: str, default: Any, *, low: int = 0, high: int = 2**62) -> Any:
-    """A whole number from the query, or the default where it is not given.
-
-    Raises:
-        InvalidRequest: not a number, or out of range.
-    """
-    if name not in values:
-        return default
-    text = values[name].strip()
-    if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
-        raise InvalidRequest(f"{name} {values[name]!r} must be a whole number from {low} to {high}", parameter=name)
-    return int(text)
-
-
-def position(values: dict[str, str], name: str, default: int, log: StreamLog) -> int:
-    """An offset from the query: a number, `earliest` or `latest`."""
-    named = {"earliest": log.first_readable_offset, "latest": log.high_watermark}
-    text = values.get(name, "")
-    return named[text] if text in named else int(whole(values, name, default))

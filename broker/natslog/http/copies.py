@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from natslog.errors import Forbidden
-from natslog.http import shapes
-from natslog.http.access import access, limits_of
-from natslog.http.context import broker_of, leading, no_leader, query, stated
+from natslog.http.access import limits_of
+from natslog.http.context import broker_of, leading, no_leader, stated
+from natslog.http.endpoint import PlainCall
+from natslog.http.shapes import streams as shapes
+from natslog.http.shapes.common import Answer
 from natslog.log import StreamLog
 from natslog.log.segment import ActiveSegment
 from natslog.times import format_timestamp_us
 
-routes = web.RouteTableDef()
-
 _MOST_SEGMENTS = 1_000
 
 
-@routes.get("/v1/streams/{name}/segments")
-@access("stream", "read")
-async def segments(request: web.Request) -> web.Response:
-    """Nothing is read from files."""
-    query(request)
+async def segments(call: PlainCall) -> Answer[shapes.Segments]:
+    """The files of the log at the leader, the newest 1,000. It needs the right to read all subjects
+
+    Nothing is read from files.
+    """
+    request = call.request
     stream = await leading(request)
     if limits_of(request, "read", stream.record) is not None:
         raise Forbidden(
@@ -43,10 +42,9 @@ def _segments(log: StreamLog) -> list[shapes.Segment]:
     return found
 
 
-@routes.get("/v1/streams/{name}/replicas")
-@access("stream")
-async def replicas(request: web.Request) -> web.Response:
-    query(request)
+async def replicas(call: PlainCall) -> Answer[shapes.Progress]:
+    """How far each replica has copied the log"""
+    request = call.request
     stream = await leading(request)
     if (leader := stream.leading) is None:
         raise no_leader(broker_of(request), stream.record)

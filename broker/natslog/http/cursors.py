@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from natslog.cluster.commands import DropCursor, SetCursor
 from natslog.cluster.cursors import CONSUMER_PREFIX, CursorRecord
-from natslog.errors import InvalidRequest, StreamNotFound, did_you_mean
-from natslog.http import shapes
-from natslog.http.access import access, require_readable, rights_of, with_counts
-from natslog.http.bodies import json_body, read_body
-from natslog.http.context import BODY, broker_of, leading, position, query, request_id, stated
-from natslog.http.shapes import MAX_CURSORS_AT_ONCE, MAX_OFFSET, NewCursor, shape_response
+from natslog.errors import InvalidRequest, StreamNotFound
+from natslog.http.access import require_readable, rights_of, with_counts
+from natslog.http.context import broker_of, leading, request_id, stated
+from natslog.http.endpoint import Call
+from natslog.http.shapes import cursors as shapes
+from natslog.http.shapes.common import MAX_OFFSET, Answer, offset_of, shape_response
+from natslog.http.shapes.reading import LagOf
 from natslog.model import Offset, StreamId, StreamRecord
 from natslog.node.clock import now_us
 from natslog.node.replicas.consumer_cursors import ConsumerCursor
@@ -23,11 +25,6 @@ from natslog.node.replicas.consumer_records import ConsumerNumbers
 from natslog.node.replicas.lags import LagJson, has_stopped
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us, parse_timestamp_us
-
-routes = web.RouteTableDef()
-
-_BODY = NewCursor.__struct_fields__
-_MAX_MANY_BYTES = 4 * 1024 * 1024
 
 
 def _shown(cursor: CursorRecord) -> shapes.Cursor:
@@ -63,15 +60,13 @@ def _shown_lag(request: web.Request, name: str, lag: LagJson | None) -> shapes.L
     return with_counts(request, record, msgspec.convert(lag, shapes.Lag))
 
 
-@routes.get("/v1/cursors")
-@access("checked")
-async def list_cursors(request: web.Request) -> web.Response:
-    """All, or those of a consumer or stream; `lag` is null where the stream's leader does not answer. JetStream
-    consumers follow the cursors that are set.
+async def list_cursors(call: Call[shapes.CursorsOf, None]) -> Answer[list[shapes.Cursor]]:
+    """All cursors, with their lag; then JetStream consumers, as cursors named `jetstream:NAME` (at most 10,000 of each
+    stream)
     """
-    values, broker = query(request, "consumer", "stream"), broker_of(request)
+    request, broker = call.request, broker_of(call.request)
     await broker.require_up_to_date()
-    consumer, name = values.get("consumer"), values.get("stream")
+    consumer, name = call.parameters.consumer, call.parameters.stream
     found = [ConsumerCursor(one) for one in await broker.cursors.find(consumer=consumer, stream=name)]
     found += await broker.consumer_cursors.find(
         may_see=partial(_may_see, request), may_count=partial(_may_count, request), consumer=consumer, stream=name
@@ -91,23 +86,10 @@ def _may_count(request: web.Request, record: StreamRecord) -> bool:
     return rights_of(request).subjects("read", record.name, record.recorded_subjects) is None
 
 
-@routes.post("/v1/cursors")
-@access("checked", "cursor")
-async def set_cursors(request: web.Request) -> web.Response:
-    """`{"cursors": [{"consumer": …, "stream": …, "offset": 42}, …]}`: all are set, or none."""
-    query(request)
+async def set_cursors(call: Call[None, shapes.NewCursors]) -> Answer[shapes.CursorsSet]:
+    """Set many cursors: all, or none where one is refused (feature level 2)"""
+    request, given = call.request, call.body.cursors
     broker, rights = broker_of(request), rights_of(request)
-    request[BODY] = await read_body(request, _MAX_MANY_BYTES)
-    try:
-        given = msgspec.json.decode(request[BODY], type=shapes.NewCursors).cursors
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise InvalidRequest(
-            f'the body must be {{"cursors": [{{"consumer", "stream", "offset", …}}, …]}}: {error}'
-        ) from error
-    if len(given) > MAX_CURSORS_AT_ONCE:
-        raise InvalidRequest(
-            f"at most {MAX_CURSORS_AT_ONCE} cursors can be set in one request: this one has {len(given)}"
-        )
     set_us, owner = now_us(), rights.owner
     records: dict[str, StreamRecord] = {}
     for name in {check_name(one.stream) for one in given}:
@@ -123,7 +105,7 @@ async def set_cursors(request: web.Request) -> web.Response:
             stream=one.stream,
             stream_id=StreamId(one.id or records[one.stream].id),
             offset=Offset(one.offset),
-            set_us=set_us if one.timestamp is UNSET else parse_timestamp_us(one.timestamp),
+            set_us=_set_us(one.timestamp, set_us),
             owner=owner,
         )
         for one in given
@@ -132,65 +114,51 @@ async def set_cursors(request: web.Request) -> web.Response:
     return shape_response(shapes.CursorsSet(len(commands)))
 
 
-@routes.get("/v1/cursors/{consumer}/{stream}")
-@access("stream", parameter="stream")
-async def show_cursor(request: web.Request) -> web.Response:
-    query(request)
-    broker = broker_of(request)
+async def show_cursor(call: Call[shapes.CursorPath, None]) -> Answer[shapes.Cursor]:
+    """The cursor of a consumer (`jetstream:NAME`: a JetStream consumer), and its lag"""
+    request, broker = call.request, broker_of(call.request)
     await broker.require_up_to_date()
-    consumer, stream = request.match_info["consumer"], check_name(request.match_info["stream"])
-    found = await _found(request, consumer, stream, counts=True)
+    found = await _found(request, call.parameters.consumer, call.parameters.stream, counts=True)
     (lag,) = await broker.lags.of_cursors([found.cursor])
     return shape_response(_shown_with_lag(request, found, lag))
 
 
-@routes.put("/v1/cursors/{consumer}/{stream}")
-@access("stream", "cursor", parameter="stream")
-async def set_cursor(request: web.Request) -> web.Response:
-    """`{"offset": 42}`: the next offset that the consumer has not read; with `"id"`, of the stream of that id only;
-    with `"timestamp"`, the time of this position. The response to GET may be sent back unchanged.
+async def set_cursor(call: Call[shapes.CursorPath, shapes.NewCursor]) -> Answer[shapes.Cursor]:
+    """Set the cursor of a consumer
+
+    With `id`, of the stream of that id only. The response to GET may be sent back unchanged.
     """
-    query(request)
-    (consumer, name), body, broker = _names(request), await json_body(request), broker_of(request)
-    for field in body:
-        if field not in _BODY:
-            raise InvalidRequest(f"unknown field {field!r}{did_you_mean(field, _BODY)}", field=field)
-    offset, stream_id = _check_offset(body.get("offset")), body.get("id")
-    for field, expected in (("consumer", consumer), ("stream", name)):
-        if body.get(field, expected) != expected:
-            raise InvalidRequest(f"{field} {body[field]!r} differs from {expected!r} in the path", field=field)
-    set_us = parse_timestamp_us(body["timestamp"]) if "timestamp" in body else now_us()
-    if stream_id is not None and not isinstance(stream_id, str):
-        raise InvalidRequest(f"id {stream_id!r} must be the id of the stream, as GET /v1/streams shows it", field="id")
+    request, body, broker = call.request, call.body, broker_of(call.request)
+    name = call.parameters.stream
+    consumer = _settable(call.parameters.consumer, name)
+    for field, given, expected in (("consumer", body.consumer, consumer), ("stream", body.stream, name)):
+        if given is not UNSET and given != expected:
+            raise InvalidRequest(f"{field} {given!r} differs from {expected!r} in the path", field=field)
     record = await broker.record(name)
     command = SetCursor(
         consumer=consumer,
         stream=name,
-        stream_id=StreamId(stream_id or record.id),
-        offset=Offset(offset),
-        set_us=set_us,
+        stream_id=StreamId(body.id or record.id),
+        offset=Offset(body.offset),
+        set_us=_set_us(body.timestamp, now_us()),
         owner=rights_of(request).owner,
     )
     cursor = await broker.change_cluster(broker.cursors.set(command, request_id(request)))
     return shape_response(_shown(cursor))
 
 
-@routes.delete("/v1/cursors/{consumer}/{stream}")
-@access("stream", "cursor", parameter="stream")
-async def drop_cursor(request: web.Request) -> web.Response:
-    query(request)
-    consumer, name = _names(request)
-    broker = broker_of(request)
-    command = DropCursor(consumer=consumer, stream=name)
+def _set_us(timestamp: str | int | UnsetType, now_us: int) -> int:
+    """The time of a position. Raises InvalidRequest: it is not a time."""
+    return now_us if timestamp is UNSET else parse_timestamp_us(timestamp)
+
+
+async def drop_cursor(call: Call[shapes.CursorPath, None]) -> web.Response:
+    """Delete the cursor of a consumer"""
+    broker, name = broker_of(call.request), call.parameters.stream
+    command = DropCursor(consumer=_settable(call.parameters.consumer, name), stream=name)
     await broker.record(name)
-    await broker.change_cluster(broker.cursors.drop(command, request_id(request)))
+    await broker.change_cluster(broker.cursors.drop(command, request_id(call.request)))
     return web.Response(status=204)
-
-
-def _names(request: web.Request) -> tuple[str, str]:
-    """Of a cursor that is to be changed. Raises InvalidRequest."""
-    stream = check_name(request.match_info["stream"])
-    return _settable(request.match_info["consumer"], stream), stream
 
 
 def _settable(consumer: str, stream: str) -> str:
@@ -217,29 +185,22 @@ async def _found(request: web.Request, consumer: str, stream: str, *, counts: bo
     return await broker.consumer_cursors.one(consumer, record, may_count=may_count)
 
 
-@routes.get("/v1/streams/{name}/lag")
-@access("stream", "read")
-async def stream_lag(request: web.Request) -> web.Response:
-    """The messages between `offset` (or a consumer's `cursor`) and the high watermark."""
-    values = query(request, "offset", "cursor")
-    if len(values) != 1:
-        raise InvalidRequest("give a position: ?offset=42 or ?cursor=CONSUMER")
+async def stream_lag(call: Call[LagOf, None]) -> Answer[shapes.Lag]:
+    """Rows, bytes and seconds between a position and the high watermark"""
+    request, asked = call.request, call.parameters
     stream, broker = await leading(request), broker_of(request)
-    if "cursor" in values:
+    if asked.cursor is not None:
         await broker.require_up_to_date()
-        offset: int = (await _found(request, values["cursor"], stream.record.name)).cursor.offset
+        offset: int = (await _found(request, asked.cursor, stream.record.name)).cursor.offset
     else:
-        offset = position(values, "offset", 0, stream.usable_log())
+        offset = offset_of(asked.offset, stream.usable_log(), 0)
     lag = await broker.lags.of(stream, offset)
-    return stated(request, stream, _shown_lag(request, stream.record.name, lag))
+    return stated(request, stream, with_counts(request, stream.record, msgspec.convert(lag, shapes.Lag)))
 
 
-@routes.post("/v1/lags")
-@access("checked", changes=False)
-async def lags(request: web.Request) -> web.Response:
-    """`{"orders": 42, "returns": 7}`: the lag at each, in one answer; null where a stream's leader does not answer."""
-    query(request)
-    positions, broker = await json_body(request), broker_of(request)
+async def lags(call: Call[None, dict[str, Any]]) -> Answer[dict[str, shapes.Lag | None]]:
+    """The lag of an offset in each of several streams; null if the leader of a stream does not answer"""
+    request, positions, broker = call.request, call.body, broker_of(call.request)
     for name, offset in positions.items():
         check_name(name)
         _check_offset(offset)

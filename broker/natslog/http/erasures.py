@@ -1,42 +1,30 @@
-"""Erasure of the messages on a subject, or with a key, and its receipt.
+"""Erasure of the messages on a subject, or with a key, and its receipt, to be requested until it is complete.
 
-    POST /v1/streams/{name}/erase       {"subject"}, {"key"} or {"key_base64"} → the receipt as it begins
-    GET  /v1/streams/{name}/erase?id=   → the receipt, to be asked for until it is complete
-
-The text that is erased is in no path, no record and no receipt.
+The text that is erased is in no path, no record, no receipt and no log.
 """
 
 from __future__ import annotations
 
-import base64
-import re
-from typing import Any
-
 from aiohttp import web
 
-from natslog.errors import ErasureNotFound, InvalidRequest
-from natslog.http import shapes
-from natslog.http.access import AUDITED, access
-from natslog.http.bodies import json_body
-from natslog.http.context import BODY, broker_of, leading, query, stated
-from natslog.http.shapes import shape_response
+from natslog.errors import ErasureNotFound
+from natslog.http.access import AUDITED
+from natslog.http.context import broker_of, leading, stated
+from natslog.http.endpoint import Call
+from natslog.http.shapes import streams as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.model import StreamRecord
-from natslog.node.removing import Erased, erased_key, erased_subject
 from natslog.node.replicas.receipts import ReplicaReceipt
-from natslog.subjects import check_subject
 from natslog.times import format_timestamp_us
 
-routes = web.RouteTableDef()
 
-_ID = re.compile("[0-9a-z-]{1,32}")
+async def erase(call: Call[None, shapes.Erase]) -> Answer[shapes.Erasure]:
+    """Erase the messages on a subject, or with a key, that are committed now. They are hidden when this is answered;
+    each replica then writes the files that have them again
 
-
-@routes.post("/v1/streams/{name}/erase")
-@access("stream", "manage")
-async def erase(request: web.Request) -> web.Response:
-    """Messages that are committed now; also those that were deleted or purged, and are stored still."""
-    query(request)
-    what = await _asked(request)
+    Also those that were deleted or purged, and are stored still.
+    """
+    request, what = call.request, call.body.erased()
     stream, broker = await leading(request), broker_of(request)
     begun = await broker.stream_operations.erase(stream, what)
     if begun is None:
@@ -49,37 +37,10 @@ async def erase(request: web.Request) -> web.Response:
     return stated(request, stream, shown, status=202)
 
 
-@routes.get("/v1/streams/{name}/erase")
-@access("stream", "manage")
-async def show_erasure(request: web.Request) -> web.Response:
-    erasure_id = query(request, "id").get("id", "")
-    if not _ID.fullmatch(erasure_id):
-        raise InvalidRequest("give the id of an erasure, as POST has returned it: ?id=…", parameter="id")
-    record = await broker_of(request).record(request.match_info["name"])
-    return shape_response(await _receipt(request, record, erasure_id))
-
-
-async def _asked(request: web.Request) -> Erased:
-    """The text is not logged. Raises InvalidRequest."""
-    try:
-        return _what(await json_body(request))
-    finally:
-        request[BODY] = b"(not logged)"
-
-
-def _what(body: dict[str, Any]) -> Erased:
-    """Raises InvalidRequest."""
-    if len(body) != 1 or (name := next(iter(body))) not in ("subject", "key", "key_base64"):
-        raise InvalidRequest('give what to erase: {"subject": …}, {"key": …} or {"key_base64": …}, one of them')
-    text = body[name]
-    if name == "subject":
-        return erased_subject(check_subject(text, wildcards=True))
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name} must be a string", parameter=name)
-    try:
-        return erased_key(text.encode() if name == "key" else base64.b64decode(text, validate=True))
-    except ValueError as error:  # also that of letters outside of ASCII
-        raise InvalidRequest(f"{name} is not valid: {error}", parameter=name) from error
+async def show_erasure(call: Call[shapes.ErasureOf, None]) -> Answer[shapes.Erasure]:
+    """The receipt of an erasure: which files each replica has written again, and whether it has finished"""
+    record = await broker_of(call.request).record(call.request.match_info["name"])
+    return shape_response(await _receipt(call.request, record, call.parameters.id))
 
 
 async def _receipt(request: web.Request, record: StreamRecord, erasure_id: str) -> shapes.Erasure:

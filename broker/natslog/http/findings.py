@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from natslog.http import shapes
+from natslog.http.shapes import cluster as shapes
 from natslog.http.streams import problem_of
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker

@@ -25,9 +25,10 @@ from natslog.errors import (
     StreamNotFound,
     Unauthorized,
 )
-from natslog.http.access import AUDITED, PAID_BYTES, PENDING, RIGHTS, Access, Pending, access_of, rights_of
+from natslog.http.access import AUDITED, PAID_BYTES, PENDING, RIGHTS, Access, Pending, rights_of
 from natslog.http.connections import connection_of
 from natslog.http.context import BODY, BROKER, OWNER, READING, REQUEST_ID, broker_of, request_id
+from natslog.http.endpoint import endpoint_of
 from natslog.http.errors_as_json import Handler
 from natslog.http.sessions import SESSIONS, authorization_of, require_same_site, session_of
 from natslog.log_events import event
@@ -97,7 +98,8 @@ class Gate:
     def middleware(self) -> Middleware:
         @web.middleware
         async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-            needed = access_of(request.match_info.handler) or Access("credentials")
+            endpoint = endpoint_of(request)
+            needed = Access("credentials") if endpoint is None else endpoint.access
             require_same_site(request)
             if not self._guard.is_on or needed.kind == "peers":
                 request[RIGHTS], request[OWNER] = self._guard.rights(NO_CREDENTIALS), ""
@@ -302,8 +304,10 @@ def _facts(request: web.Request, identity: Identity) -> dict[str, object]:
 
 def _body_facts(request: web.Request) -> dict[str, object]:
     """What a change asks for: the parameters, and the JSON that was sent, to its first characters."""
-    body = request.get(BODY)
+    endpoint, body = endpoint_of(request), request.get(BODY)
     facts: dict[str, object] = {} if body is None else {"body": body[:_MOST_BODY_CHARS].decode(errors="replace")}
+    if body is not None and endpoint is not None and endpoint.body_kept == "unlogged":
+        facts = {"body": "(not logged)"}
     return facts | ({"query": request.query_string} if request.query_string else {})
 
 

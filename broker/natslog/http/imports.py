@@ -1,15 +1,6 @@
 """Imports of exported streams, and what a backup of a whole cluster has besides streams.
 
-    POST /v1/streams/{name}/import          {"settings", "lineage", "first_offset", "subjects"}: creates the stream, or
-                                            continues
-    GET  /v1/streams/{name}/import          → how far it is
-    PUT  /v1/streams/{name}/import?id=      the next batches, as they were exported
-    POST /v1/streams/{name}/import/removed  {"id", "removals"}: what the original does not have any more
-    GET  /v1/streams/{name}/removed?start=&end=     → such removals, for an export
-    POST /v1/streams/{name}/import/consumers    {"id", "consumers"}: those of a JetStream stream, and where they are
-    POST /v1/streams/{name}/import/finish   {"id", "lineage", "resume"}
-
-All but the first one are answered by the stream's leader. See `node.replicas.importing`.
+All calls of an import but the first one are answered by the stream's leader. See `node.replicas.importing`.
 """
 
 from __future__ import annotations
@@ -18,20 +9,19 @@ import asyncio
 import base64
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
-from aiohttp import web
 from pyroaring import BitMap64
 
 from natslog.arrow.restamping import checked_batches
 from natslog.cluster.security_commands import AddRule, AssignRole, CreateToken, SecurityCommand, SetQuota
 from natslog.errors import CorruptLog, Forbidden, InvalidRequest, SecurityConflict, StreamConflict, StreamRecreated
-from natslog.http import shapes
-from natslog.http.access import access, limits_of, rights_of
+from natslog.http.access import limits_of, rights_of
 from natslog.http.bodies import read_body
-from natslog.http.context import broker_of, leading, leading_any, position, query, read_from_log, request_id, stated
-from natslog.http.shapes import shape_response
+from natslog.http.context import broker_of, leading, leading_any, read_from_log, request_id, stated
+from natslog.http.endpoint import Call, PlainCall
+from natslog.http.shapes import imports as shapes
+from natslog.http.shapes.common import Answer, Range, shape_response
 from natslog.log import StreamLog
 from natslog.log.removed import from_bytes, offset_range, to_bytes
 from natslog.model import Fork, JetStreamSettings, Offset, StreamRecord
@@ -51,34 +41,19 @@ from natslog.security.records import (
     check_who,
 )
 from natslog.stream_settings import parse_settings
-from natslog.subjects import check_name, check_subject
-
-routes = web.RouteTableDef()
+from natslog.subjects import check_name
 
 MOST_BYTES = 80 * 1024 * 1024
 """Of the batches of one request: one of the largest fits."""
 _MOST_OFFSETS = 1 << 27
-_MOST_SECURITY_BYTES = 16 * 1024 * 1024
-_MOST_CONSUMERS_BYTES = 64 * 1024 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-async def _body(request: web.Request, kind: type[Any], most_bytes: int = 64 * 1024) -> Any:
-    query(request)
-    try:
-        return msgspec.json.decode(await read_body(request, most_bytes), type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise InvalidRequest(f"the body is not as described in /openapi.json: {error}") from error
-
-
-@routes.post("/v1/streams/{name}/import")
-@access("cluster", "admin")
-async def begin_import(request: web.Request) -> web.Response:
-    body: shapes.NewImport = await _body(request, shapes.NewImport)
+async def begin_import(call: Call[None, shapes.NewImport]) -> Answer[shapes.Import]:
+    """Create a stream to import an export into, or continue the import (200)"""
+    request, body = call.request, call.body
     broker, name = broker_of(request), check_name(request.match_info["name"])
     origin = Origin(Offset(body.first_offset), _checked_lineage(body.lineage, body.first_offset), tuple(body.subjects))
-    for subject in origin.subjects:
-        check_subject(subject, wildcards=True)
     settings, owner = parse_settings(body.settings), rights_of(request).owner
     settings = msgspec.structs.replace(settings, managed_by=None)  # natslog apply --prune must not delete the copy
     if isinstance(body.jetstream, JetStreamSettings):
@@ -106,22 +81,20 @@ def _shown(record: StreamRecord, stream: HostedStream | None = None) -> shapes.I
     return shown
 
 
-@routes.get("/v1/streams/{name}/import")
-@access("cluster", "admin")
-async def show_import(request: web.Request) -> web.Response:
-    query(request)
-    await broker_of(request).require_up_to_date()  # the leader has the beginning of the import when it states this
-    stream = await leading_any(request)
+async def show_import(call: PlainCall) -> Answer[shapes.Import]:
+    """How far the import into a stream is"""
+    await broker_of(call.request).require_up_to_date()  # the leader has the beginning of the import when it states this
+    stream = await leading_any(call.request)
     return shape_response(_shown(stream.record, stream))
 
 
-@routes.put("/v1/streams/{name}/import")
-@access("cluster", "admin", changes=False)
-async def append_import(request: web.Request) -> web.Response:
-    """The next batches. Those that are there already are passed over."""
-    values, broker = query(request, "id"), broker_of(request)
+async def append_import(call: Call[shapes.ImportedInto, None]) -> Answer[shapes.Import]:
+    """Append the next stored batches of an export, at the offsets that they have. Those that are there already are
+    passed over
+    """
+    request, broker = call.request, broker_of(call.request)
     stream = await leading_any(request)
-    _require_id(stream, values.get("id"))
+    _require_id(stream, call.parameters.id)
     data = await read_body(request, MOST_BYTES)
     subjects, loop = stream.record.recorded_subjects, asyncio.get_running_loop()
     batches = await loop.run_in_executor(broker.readers, checked_batches, data, subjects)
@@ -129,17 +102,15 @@ async def append_import(request: web.Request) -> web.Response:
     return shape_response(_shown(stream.record, stream))
 
 
-@routes.get("/v1/streams/{name}/removed")
-@access("stream", "read")
-async def show_removed(request: web.Request) -> web.Response:
-    """Offsets that the stream does not have any more, for an export of it; not those that only retention removed."""
-    values = query(request, "start", "end")
+async def show_removed(call: Call[Range, None]) -> Answer[shapes.Removals]:
+    """Which offsets of a range the stream does not have any more, because they were deleted, purged, erased, or hidden
+    by newer messages; not those that retention has removed
+    """
+    request = call.request
     stream = await leading(request)
     if limits_of(request, "read", stream.record) is not None:
         raise Forbidden(f"removed messages are shown to those who may read all subjects of stream {stream.name!r}")
-    log = stream.usable_log()
-    start = position(values, "start", log.first_readable_offset, log)
-    end = position(values, "end", log.high_watermark, log)
+    start, end = call.parameters.within(stream.usable_log())
     if end - start > _MOST_OFFSETS:
         raise InvalidRequest(f"at most {_MOST_OFFSETS} offsets can be requested at once", parameter="end")
     purged = offset_range(start, min(end, stream.record.purged_below))
@@ -164,11 +135,9 @@ def _base64(offsets: BitMap64) -> str:
     return base64.b64encode(to_bytes(offsets)).decode() if offsets else ""
 
 
-@routes.post("/v1/streams/{name}/import/removed")
-@access("cluster", "admin")
-async def remove_imported(request: web.Request) -> web.Response:
-    """Messages that are imported already, and that the original does not have any more."""
-    body: shapes.RemovedImports = await _body(request, shapes.RemovedImports, MOST_BYTES)
+async def remove_imported(call: Call[None, shapes.RemovedImports]) -> Answer[shapes.Import]:
+    """Remove messages that are imported already, and that the original does not have any more"""
+    request, body = call.request, call.body
     stream, broker = await leading_any(request), broker_of(request)
     _require_id(stream, body.id)
     if stream.record.import_state != "importing":
@@ -182,11 +151,9 @@ async def remove_imported(request: web.Request) -> web.Response:
     return shape_response(_shown(stream.record, stream))
 
 
-@routes.post("/v1/streams/{name}/import/consumers")
-@access("cluster", "admin")
-async def import_consumers(request: web.Request) -> web.Response:
-    """Durable consumers of a JetStream stream, which go on where they were. They are served when it is resumed."""
-    body: shapes.ImportedConsumers = await _body(request, shapes.ImportedConsumers, _MOST_CONSUMERS_BYTES)
+async def import_consumers(call: Call[None, shapes.ImportedConsumers]) -> Answer[shapes.ConsumersOfImport]:
+    """Consumers of a JetStream stream that is imported: they go on where they were, when the stream is resumed"""
+    request, body = call.request, call.body
     stream, broker = await leading_any(request), broker_of(request)
     _require_id(stream, body.id)
     if not stream.record.import_state:
@@ -197,11 +164,9 @@ async def import_consumers(request: web.Request) -> web.Response:
     return shape_response(shapes.ConsumersOfImport(sorted(stream.consumers.consumers), shown))
 
 
-@routes.post("/v1/streams/{name}/import/finish")
-@access("cluster", "admin")
-async def finish_import(request: web.Request) -> web.Response:
-    """All is there: the stream may be read, and resumed, if that is not asked for now."""
-    body: shapes.FinishedImport = await _body(request, shapes.FinishedImport)
+async def finish_import(call: Call[None, shapes.FinishedImport]) -> Answer[shapes.Import]:
+    """Complete an import: the stream can be read from now on, and resumed"""
+    request, body = call.request, call.body
     stream, broker = await leading_any(request), broker_of(request)
     _require_id(stream, body.id)
     lineage = _checked_lineage(body.lineage, stream.record.first_offset)
@@ -215,7 +180,7 @@ async def finish_import(request: web.Request) -> web.Response:
     return shape_response(_shown(broker.state.stream(stream.name), stream))
 
 
-def _require_id(stream: HostedStream, expected: str | None) -> None:
+def _require_id(stream: HostedStream, expected: str) -> None:
     if expected != stream.id:
         raise StreamRecreated(
             f"stream {stream.name!r} has the id {stream.id}, not {expected}: it was deleted and created again. Repeat "
@@ -228,12 +193,9 @@ def _require_id(stream: HostedStream, expected: str | None) -> None:
 # ---- tokens, rules, roles and quotas ----
 
 
-@routes.get("/v1/security")
-@access("cluster", "admin")
-async def show_security(request: web.Request) -> web.Response:
-    """All of it, for a backup: of tokens the SHA-256 digests, by which a broker recognises them, and no secret."""
-    query(request)
-    broker = broker_of(request)
+async def show_security(call: PlainCall) -> Answer[shapes.StoredSecurity]:
+    """All tokens (digests of their secrets), roles, rules and quotas"""
+    broker = broker_of(call.request)
     await broker.require_up_to_date()
     security = broker.state.security
     return shape_response(
@@ -241,19 +203,16 @@ async def show_security(request: web.Request) -> web.Response:
     )
 
 
-@routes.post("/v1/security")
-@access("cluster", "admin")
-async def restore_security(request: web.Request) -> web.Response:
-    """Adds what is missing; what exists stays as it is."""
-    restored: shapes.StoredSecurity = await _body(request, shapes.StoredSecurity, _MOST_SECURITY_BYTES)
-    broker, added = broker_of(request), shapes.RestoredSecurity()
+async def restore_security(call: Call[None, shapes.StoredSecurity]) -> Answer[shapes.RestoredSecurity]:
+    """Add those of a backup that do not exist"""
+    broker, added = broker_of(call.request), shapes.RestoredSecurity()
     known = broker.state.security
     if known is None:
         raise InvalidRequest(
             "security is not enabled in this cluster: set security = true in the configuration of its brokers, or "
             "leave out tokens and rules (--no-access)"
         )
-    for kind, command in list(_additions(known, restored.security)):  # all are checked before one is made
+    for kind, command in list(_additions(known, call.body.security)):  # all are checked before one is made
         made = await broker.change_cluster(broker.cluster.group.propose(command, None))
         setattr(added, kind, getattr(added, kind) + made)
     return shape_response(added)

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from natslog.errors import InvalidRequest, NatslogError
-from natslog.http import shapes
-from natslog.http.access import access, polling, require_readable, rights_of, with_counts
-from natslog.http.bodies import read_body
-from natslog.http.context import broker_of, current_headers, query
-from natslog.http.shapes import MAX_SPLITS, MAX_WAIT_MS, AskedPositions, AskedRange, AskedSplits, shape_response
-from natslog.http.streams import READ_FROM, problem_of, replica_urls, set_position, shown_splits
+from natslog import model
+from natslog.errors import NatslogError
+from natslog.http.access import polling, require_readable, rights_of, with_counts
+from natslog.http.context import broker_of, current_headers
+from natslog.http.endpoint import Call
+from natslog.http.ranges import replica_urls, shown_splits
+from natslog.http.shapes.common import Answer, shape_response
+from natslog.http.shapes.reading import AskedPositions, AskedRange, AskedSplits, Position, SplitsOfSeveral
+from natslog.http.streams import problem_of, set_position
 from natslog.log import StreamLog
-from natslog.model import Split, StreamRecord
+from natslog.model import StreamRecord
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
-from natslog.subjects import MAX_NAME_CHARS, is_internal
-
-routes = web.RouteTableDef()
-
-_MAX_BODY_BYTES = 4 * 1024 * 1024
+from natslog.subjects import is_internal
 
 
-async def _body(request: web.Request, kind: type[Any]) -> Any:
-    query(request)
-    try:
-        return msgspec.json.decode(await read_body(request, _MAX_BODY_BYTES), type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise InvalidRequest(f"the body is not as described in /openapi.json: {error}") from error
-
-
-@routes.post("/v1/positions")
-@access("checked", changes=False)
-async def positions(request: web.Request) -> web.Response:
-    """The positions of streams. With `seen` and `wait_ms`, it waits until one of them differs from what was seen."""
-    asked: AskedPositions = await _body(request, AskedPositions)
-    if len(asked.pattern or "") > MAX_NAME_CHARS:
-        raise InvalidRequest(f"a pattern may have at most {MAX_NAME_CHARS} characters, as names do", field="pattern")
-    if not 0 <= asked.wait_ms <= MAX_WAIT_MS:
-        raise InvalidRequest(f"wait_ms {asked.wait_ms} must be a whole number from 0 to {MAX_WAIT_MS}")
+async def positions(call: Call[None, AskedPositions]) -> Answer[list[Position]]:
+    """Positions of several streams (all without `streams`, `pattern` and `group`). With `seen` (id and high watermark
+    of each) and `wait_ms`: waits until one of them differs
+    """
+    request, asked = call.request, call.body
     broker = broker_of(request)
     await require_readable(request, asked.streams or ())
     if asked.wait_ms:
@@ -75,8 +58,8 @@ def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]
     ]
 
 
-def _shown(request: web.Request, record: StreamRecord, position: dict[str, int] | None) -> shapes.Position:
-    shown = shapes.Position(name=record.name, id=record.id, leader_epoch=record.leader_epoch)
+def _shown(request: web.Request, record: StreamRecord, position: dict[str, int] | None) -> Position:
+    shown = Position(name=record.name, id=record.id, leader_epoch=record.leader_epoch)
     if record.lineage:
         shown.lineage = list(record.lineage)
     if position is None:
@@ -86,14 +69,13 @@ def _shown(request: web.Request, record: StreamRecord, position: dict[str, int] 
     return with_counts(request, record, shown)
 
 
-@routes.post("/v1/splits")
-@access("checked", changes=False)
-async def splits(request: web.Request) -> web.Response:
-    """Committed ranges of several streams, divided. Streams without a replica here are in `elsewhere`, by the URL of
-    their leader; ranges that cannot be divided now are in neither: a request for that stream alone says why.
+async def splits(call: Call[None, AskedSplits]) -> Answer[SplitsOfSeveral]:
+    """Committed ranges of several streams divided into splits: `splits` by stream; `elsewhere`: streams without a
+    replica here, by the URL of their leader
+
+    Ranges that cannot be divided now are in neither: a request for that stream alone states why.
     """
-    asked: AskedSplits = await _body(request, AskedSplits)
-    _check(asked)
+    request, asked = call.request, call.body
     await require_readable(request, [one.stream for one in asked.ranges])
     broker = broker_of(request)
     served = {one.stream: (one, stream) for one in asked.ranges if (stream := _serving(broker, one)) is not None}
@@ -110,21 +92,7 @@ async def splits(request: web.Request) -> web.Response:
     for one in asked.ranges:
         if one.stream not in served and (url := _leader_url(broker, one.stream)) is not None:
             elsewhere.setdefault(url, []).append(one.stream)
-    return shape_response(shapes.SplitsOfSeveral(body, elsewhere))
-
-
-def _check(asked: AskedSplits) -> None:
-    """Raises InvalidRequest."""
-    if asked.read_from not in READ_FROM:
-        raise InvalidRequest(f"read_from {asked.read_from!r} must be {', '.join(READ_FROM)}", field="read_from")
-    limits = [limit for limit in (asked.max_bytes, asked.max_rows) if limit is not None]
-    if min([*limits, *(one.min_splits for one in asked.ranges)], default=1) < 1:
-        raise InvalidRequest("max_bytes, max_rows and min_splits must be at least 1")
-    if any(count > 1 for count in Counter(one.stream for one in asked.ranges).values()):
-        raise InvalidRequest("a stream is named twice: name each stream once")
-    most = sum(max(one.min_splits, (one.end - one.start) // (asked.max_rows or 2**62)) for one in asked.ranges)
-    if most > MAX_SPLITS:
-        raise InvalidRequest(f"this would divide the ranges into more than {MAX_SPLITS} splits")
+    return shape_response(SplitsOfSeveral(body, elsewhere))
 
 
 def _serving(broker: Broker, one: AskedRange) -> HostedStream | None:
@@ -143,7 +111,7 @@ def _leader_url(broker: Broker, name: str) -> str | None:
     return broker.url_of(record.leader)
 
 
-def _cut_all(asked: AskedSplits, work: Sequence[tuple[AskedRange, StreamLog]]) -> dict[str, list[Split]]:
+def _cut_all(asked: AskedSplits, work: Sequence[tuple[AskedRange, StreamLog]]) -> dict[str, list[model.Split]]:
     """In a reader's thread. What cannot be read now is omitted."""
     found = {}
     for one, log in work:

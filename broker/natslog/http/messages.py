@@ -20,9 +20,8 @@ from typing import TypeVar
 from aiohttp import web
 
 from natslog import tracing
-from natslog.arrow.schema import COLUMNS
 from natslog.errors import CorruptLog, InvalidRequest, NatslogError, OffsetOutOfRange, StorageUnavailable
-from natslog.http.access import LIMITS, access, limits_of, polling, require_still, rights_of
+from natslog.http.access import LIMITS, limits_of, polling, require_still, rights_of
 from natslog.http.answer_parts import ARROW_STREAM, NDJSON, PartMaker, Question
 from natslog.http.context import (
     broker_of,
@@ -30,68 +29,46 @@ from natslog.http.context import (
     confirmed_out_of_range,
     epoch_headers,
     leading,
-    position,
-    query,
-    whole,
 )
+from natslog.http.endpoint import Call
 from natslog.http.part import Part
 from natslog.http.polls import POLLS, Poll
 from natslog.http.sending import Body, disconnecting_slow_client
+from natslog.http.shapes.reading import MessagesOf
 from natslog.http.views import latest_view
 from natslog.log import StreamLog
 from natslog.log_events import event
 from natslog.node.replicas.stream import HostedStream
 from natslog.security.decisions import is_whole
-from natslog.subjects import check_subject
 
 logger = logging.getLogger("natslog.http")
-routes = web.RouteTableDef()
-
 Result = TypeVar("Result")
 
-_MAX_BYTES = 1024 * 1024 * 1024
-_MAX_WAIT_MS = 60_000
 
-
-def _question(request: web.Request, stream: HostedStream) -> Question:
-    log = stream.usable_log()
-    values = query(request, "start", "end", "max_bytes", "wait_ms", "subject", "columns", "exact", "view", "as_of")
-    start = position(values, "start", log.first_readable_offset, log)
-    end = position(values, "end", 0, log) if "end" in values else None
-    if end is not None and start > end:
+def _question(request: web.Request, asked: MessagesOf, stream: HostedStream) -> Question:
+    start, end = asked.within(stream.usable_log())
+    if asked.end is not None and start > end:
         raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
-    subject = values.get("subject")
-    if subject is not None:
-        check_subject(subject, wildcards=True)
-    columns = tuple(values["columns"].split(",")) if values.get("columns") else None
-    for name in columns or ():
-        if name not in COLUMNS:
-            raise InvalidRequest(f"unknown column {name[:40]!r}; known are {', '.join(COLUMNS)}", column=name[:40])
-    if columns is not None and len(set(columns)) < len(columns):
-        raise InvalidRequest("a column is named twice: name each column once", parameter="columns")
     allowed = limits_of(request, "read", stream.record)
-    if allowed is not None and subject is not None and is_whole(allowed, (subject,)):
+    if allowed is not None and asked.subject is not None and is_whole(allowed, (asked.subject,)):
         allowed = None  # what is asked for leaves out the rest
     return Question(
         start=start,
-        end=end,
-        max_bytes=whole(values, "max_bytes", None, low=1, high=_MAX_BYTES),
-        wait_ms=whole(values, "wait_ms", 0, high=_MAX_WAIT_MS),
-        subject=subject,
+        end=None if asked.end is None else end,
+        max_bytes=asked.max_bytes,
+        wait_ms=asked.wait_ms,
+        subject=asked.subject,
         allowed=allowed,
-        columns=columns,
+        columns=asked.columns or None,
         ndjson=_wants_ndjson(request.headers.get("Accept", "")),
-        exact=_wants_exact_rows(request, values),
+        exact=_wants_exact_rows(request, asked),
         takes_columns=request.headers.get("Natslog-Columns") == "whole",
     )
 
 
-def _wants_exact_rows(request: web.Request, values: dict[str, str]) -> bool:
+def _wants_exact_rows(request: web.Request, asked: MessagesOf) -> bool:
     """By the parameter; or by a header, which Python clients send."""
-    stated = values.get("exact", "false" if request.headers.get("Natslog-Batches") == "whole" else "true")
-    if stated not in ("true", "false"):
-        raise InvalidRequest(f"exact {stated[:40]!r} must be true or false", parameter="exact")
-    return stated == "true"
+    return request.headers.get("Natslog-Batches") != "whole" if asked.exact is None else asked.exact
 
 
 def _wants_ndjson(accept: str) -> bool:
@@ -103,13 +80,17 @@ def _wants_ndjson(accept: str) -> bool:
     return False
 
 
-@routes.get("/v1/streams/{name}/messages", allow_head=False)
-@access("stream", "read")
-async def messages(request: web.Request) -> web.StreamResponse:
+async def messages(call: Call[MessagesOf, None]) -> web.StreamResponse:
+    """Messages as an Arrow IPC stream, or as one line of JSON per message with Accept: application/x-ndjson. Any
+    in-sync replica serves a range with a numeric, committed end; the leader answers all other requests. Without
+    max_bytes the response has all messages up to end, or up to the high watermark at the time of the request; a
+    response without its terminating chunk is incomplete
+    """
+    request = call.request
     name = request.match_info["name"]
     attributes = tracing.messaging("fetch", "receive", name)
     with tracing.span(f"fetch {name}", "server", attributes, parent=request.headers) as span:
-        stream, asked, states_end = await _serving(request)
+        stream, asked, states_end = await _serving(request, call.parameters)
         with request.app[POLLS].poll(stream, asked) as poll:
             with polling(request) if asked.wait_ms else nullcontext():
                 await poll.turn()
@@ -201,30 +182,25 @@ async def _further(request: web.Request, stream: HostedStream, making: Awaitable
         raise ConnectionResetError("the answer cannot be ended") from error
 
 
-async def _serving(request: web.Request) -> tuple[HostedStream, Question, bool]:
+async def _serving(request: web.Request, given: MessagesOf) -> tuple[HostedStream, Question, bool]:
     """The stream in the path, what is asked of it, and whether the response states where the stream ends, which only
     the leader may do. A numeric range that is committed here is served by any replica. Raises as `leading`.
     """
     stream = broker_of(request).streams.get(request.match_info["name"])
-    if stream is not None and stream.may_serve and not _names_position(request) and "view" not in request.query:
-        asked = _question(request, stream)
+    if stream is not None and stream.may_serve and not _names_position(given) and given.view is None:
+        asked = _question(request, given, stream)
         if _is_committed(asked, stream.usable_log()):
             return stream, asked, False
     stream = await leading(request)
-    asked = _question(request, stream)
-    if "view" in request.query:
-        asked = await _of_view(request, stream, asked)
+    asked = _question(request, given, stream)
+    if given.view is not None:
+        asked = await _of_view(request, stream, asked, given.as_of)
     return stream, asked, True
 
 
-async def _of_view(request: web.Request, stream: HostedStream, asked: Question) -> Question:
+async def _of_view(request: web.Request, stream: HostedStream, asked: Question, as_of: int | None) -> Question:
     """Of the latest view only. Raises InvalidRequest, ViewExpired, CorruptLog."""
-    values = dict(request.query)
-    if values["view"] != "latest":
-        raise InvalidRequest(f"view {values['view'][:40]!r} must be latest", parameter="view")
-    if asked.wait_ms:
-        raise InvalidRequest("a view is of what is committed now: wait_ms has no effect on it", parameter="wait_ms")
-    view = await latest_view(request, stream, whole(values, "as_of", None))
+    view = await latest_view(request, stream, as_of)
     end = view.end if asked.end is None else asked.end
     if end > view.end or asked.start > end:
         raise InvalidRequest(f"the view is of the offsets below {view.end}", parameter="end", as_of=view.end)
@@ -236,9 +212,9 @@ def _is_committed(asked: Question, log: StreamLog) -> bool:
     return asked.end is not None and log.first_readable_offset <= asked.start <= asked.end <= log.high_watermark
 
 
-def _names_position(request: web.Request) -> bool:
+def _names_position(asked: MessagesOf) -> bool:
     """Whether a bound is not given, or is symbolic (`earliest`, `latest`): only the leader can determine it."""
-    return not all(request.query.get(bound, "").strip().isdecimal() for bound in ("start", "end"))
+    return not (isinstance(asked.start, int) and isinstance(asked.end, int))
 
 
 def _headers(request: web.Request, stream: HostedStream, next_offset: int, states_end: bool) -> dict[str, str]:

@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from natslog.errors import NatslogError, natslog_version
-from natslog.http.access import access
+from natslog.http.endpoint import PlainCall
 from natslog.http.findings import CODES, of_streams
 from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
@@ -37,8 +37,6 @@ from natslog.subjects import is_internal
 from natslog.wire import library
 
 logger = logging.getLogger("natslog.http")
-
-routes = web.RouteTableDef()
 
 MOST_CONSUMERS = 200
 """JetStream consumers of a broker that have series of their own."""
@@ -477,7 +475,6 @@ class Scrapes:
 SCRAPES = web.AppKey("scrapes", Scrapes)
 
 
-@routes.get("/metrics")
-@access("cluster", "monitor")
-async def metrics(request: web.Request) -> web.Response:
-    return web.Response(body=await request.app[SCRAPES].text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+async def metrics(call: PlainCall) -> web.Response:
+    """Prometheus metrics"""
+    return web.Response(body=await call.request.app[SCRAPES].text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

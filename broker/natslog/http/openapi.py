@@ -1,20 +1,22 @@
-"""The API described for programs: `/openapi.json`, from the table of calls and the types of their bodies."""
+"""The API described for programs: `/openapi.json`, from the table of calls and the types that they take and answer."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
-from aiohttp import web
 
+from natslog import request_ids
 from natslog.errors import natslog_version
-from natslog.http import shapes
-from natslog.http.access import access
-from natslog.http.calls import CALLS, JSON, OF_PATH, Call, Json
+from natslog.http.decoding import names_in
+from natslog.http.endpoint import JSON, Endpoint
+from natslog.http.shapes.common import Error, NameText, Problem
+from natslog.http.table import ENDPOINTS
 
-routes = web.RouteTableDef()
+Json: TypeAlias = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
 _STATUSES = {
@@ -41,18 +43,29 @@ _REDIRECT = {
     "content": {"text/plain": {"schema": {"type": "string"}}},
 }
 
+_REQUEST_ID = {
+    request_ids.HEADER: {
+        "description": "a repeated request with the same id makes the change once",
+        "schema": {"type": "string", "pattern": f"^{request_ids.PATTERN}$"},
+    }
+}
+_REDIRECTED = {"Natslog-Redirected": {"description": "true: answer 421 instead of 307", "schema": {"type": "string"}}}
+_LISTED = {"style": "form", "explode": False}
+
 
 @cache
 def document() -> Json:
     """OpenAPI 3.1."""
-    every = [shapes.Error, shapes.Problem]
-    every += [one for call in _all_calls() for one in (call.answer, call.body, *(call.also or {}).values())]
+    public = [endpoint for endpoint in ENDPOINTS if endpoint.is_public]
+    every: list[Any] = [Error, Problem]
+    every += [kind for one in public for kind in (one.answer, one.body_shown_as)]
     every = [one for one in every if one is not None and not isinstance(one, str)]
     schemas, components = msgspec.json.schema_components(every, ref_template=_REF)
     types = {repr(one): schema for one, schema in zip(every, schemas, strict=True)}
-    paths = {
-        path: {method: _described(path, call, types) for method, call in calls.items()} for path, calls in CALLS.items()
-    }
+    paths: Json = {}
+    for endpoint in public:
+        path = re.sub(r":[^}]*", "", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _described(endpoint, types)
     return {
         "openapi": "3.1.0",
         "info": {"title": "natslog", "version": natslog_version()},
@@ -68,11 +81,11 @@ def document() -> Json:
 
 def _unwrapped(components: Json) -> Json:
     """Descriptions, which are docstrings, as one line each."""
-    return {name: one | {"description": " ".join(one["description"].split())} for name, one in components.items()}
+    return {name: one | {"description": _line(one["description"])} for name, one in components.items()}
 
 
-def _all_calls() -> list[Call]:
-    return [call for calls in CALLS.values() for call in calls.values()]
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _error_responses() -> Json:
@@ -81,37 +94,59 @@ def _error_responses() -> Json:
     return errors | {"307": _REDIRECT}
 
 
-def _described(path: str, call: Call, types: Mapping[str, Json]) -> Json:
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    in_path = [{"name": name, "in": "path", "required": True, "schema": OF_PATH[name]} for name in names]
-    described: Json = {"summary": call.summary, "parameters": [*in_path, *call.parameters]}
-    if call.body is not None:
-        kind, schema = (call.body, {}) if isinstance(call.body, str) else (JSON, types[repr(call.body)])
-        described["requestBody"] = {"required": call.body_is_required, "content": {kind: {"schema": schema}}}
-    statuses = {*_ALWAYS, *call.statuses, *(_WITH_BODY if call.body is not None else ()), *([404] if names else ())}
+def _described(endpoint: Endpoint, types: Mapping[str, Json]) -> Json:
+    summary = _line((endpoint.handler.__doc__ or "").split("\n\n")[0])
+    described: Json = {"summary": summary, "parameters": _parameters(endpoint)}
+    body = endpoint.body_shown_as
+    if body is not None:
+        kind, schema = (body, {}) if isinstance(body, str) else (JSON, types[repr(body)])
+        described["requestBody"] = {"required": endpoint.body_is_required, "content": {kind: {"schema": schema}}}
+    statuses = {*_ALWAYS, *endpoint.errors}
+    statuses |= {*(_WITH_BODY if body is not None else ()), *([404] if names_in(endpoint.path) else ())}
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
-    for status, answer in {call.status: call.answer, **(call.also or {})}.items():
-        responses[str(status)] = _success(call, answer, types)
+    for status in (endpoint.status, *endpoint.also):
+        responses[str(status)] = _success(endpoint, summary, types)
     return described | {"responses": dict(sorted(responses.items()))}
 
 
-def _success(call: Call, answer: Any, types: Mapping[str, Json]) -> Json:
-    response: Json = {"description": call.summary}
-    if call.headers:
-        response["headers"] = dict(call.headers)
-    if answer is not None:
-        response["content"] = {JSON: {"schema": types[repr(answer)]}}
-    elif call.status != 204:
-        response["content"] = {kind: {} for kind in call.kinds}
+def _parameters(endpoint: Endpoint) -> list[Json]:
+    in_path = names_in(endpoint.path)
+    fields: dict[str, Json] = {name: {"schema": _schema(NameText if name == "name" else str)} for name in in_path}
+    if endpoint.parameters is not None:
+        for field in msgspec.structs.fields(endpoint.parameters):
+            schema = _schema(field.type)
+            text = {"description": schema.pop("description")} if "description" in schema else {}
+            fields[field.encode_name] = text | {"schema": schema, "required": field.required}
+    found: list[Json] = [{"name": name, "in": "path"} | fields.pop(name) | {"required": True} for name in in_path]
+    for name, described in fields.items():
+        listed = _LISTED if described["schema"].get("type") == "array" else {}
+        found.append({"name": name, "in": "query"} | described | listed)
+    headers = {**endpoint.accepts, **(_REQUEST_ID if endpoint.takes_id else {})}
+    headers |= _REDIRECTED if 307 in endpoint.errors else {}
+    return found + [{"name": name, "in": "header"} | header for name, header in headers.items()]
+
+
+def _schema(kind: Any) -> Json:
+    """Of a parameter, which is never null: it is absent."""
+    schema = msgspec.json.schema(kind)
+    if "anyOf" in schema:
+        kinds = [one for one in schema.pop("anyOf") if one != {"type": "null"}]
+        schema |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    return schema
+
+
+def _success(endpoint: Endpoint, summary: str, types: Mapping[str, Json]) -> Json:
+    response: Json = {"description": summary}
+    if endpoint.headers:
+        response["headers"] = dict(endpoint.headers)
+    if endpoint.answer is not None:
+        response["content"] = {JSON: {"schema": types[repr(endpoint.answer)]}}
+    elif endpoint.status != 204:
+        response["content"] = {kind: {} for kind in endpoint.kinds}
     return response
 
 
 @cache
-def _encoded() -> bytes:
+def encoded() -> bytes:
+    """The document as it is sent."""
     return msgspec.json.encode(document())
-
-
-@routes.get("/openapi.json")
-@access("open")
-async def openapi(request: web.Request) -> web.Response:
-    return web.Response(body=_encoded(), content_type=JSON, charset="utf-8")

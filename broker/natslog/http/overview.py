@@ -21,12 +21,13 @@ import msgspec
 from aiohttp import web
 
 from natslog.errors import Overloaded
-from natslog.http import shapes
-from natslog.http.access import access, polling
+from natslog.http.access import polling
 from natslog.http.cluster import shown_cluster
-from natslog.http.context import BROKER, OWNER, broker_of, query, whole
+from natslog.http.context import BROKER, OWNER, broker_of
+from natslog.http.endpoint import Call, PlainCall
 from natslog.http.findings import findings
-from natslog.http.shapes import shape_response
+from natslog.http.shapes import cluster as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.log_events import event
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.broker import Broker
@@ -38,8 +39,6 @@ from natslog.times import format_timestamp_us
 from natslog.units import format_duration
 
 logger = logging.getLogger("natslog.http")
-routes = web.RouteTableDef()
-
 LIVE_EVERY_S = 2.0
 _LEAST_PAUSE_S = 0.25
 _STREAMS_AT_ONCE = 200
@@ -51,24 +50,19 @@ Row = tuple[Any, ...]
 """The values of a stream, in the order of `StreamTable`, without its name."""
 
 
-@routes.get("/v1/overview")
-@access("cluster", "monitor")
-async def overview(request: web.Request) -> web.Response:
-    """Everything that is wrong, and every stream, at this moment."""
-    query(request)
-    broker = broker_of(request)
+async def overview(call: PlainCall) -> Answer[shapes.Overview]:
+    """What is wrong in the cluster, each broker now, and all streams as a table"""
+    broker = broker_of(call.request)
     found, rows = await _gathered(broker)
     found.streams = _table(rows)
     return shape_response(found)
 
 
-@routes.get("/v1/history")
-@access("cluster", "monitor")
-async def history(request: web.Request) -> web.Response:
-    """Of all brokers that answer, or of one stream."""
-    values, broker = query(request, "stream"), broker_of(request)
-    if "stream" in values:
-        record = await broker.record(values["stream"])
+async def history(call: Call[shapes.HistoryOf, None]) -> Answer[shapes.History]:
+    """The last hour of each broker, or of a stream at its leader"""
+    broker = broker_of(call.request)
+    if call.parameters.stream is not None:
+        record = await broker.record(call.parameters.stream)
         series, lags = await asyncio.gather(
             broker.history.at_leader(record.name), broker.lag_history.at_leader(record.name)
         )
@@ -225,11 +219,12 @@ def _event(found: shapes.Overview, before: dict[str, Row], rows: dict[str, Row],
 LIVE = web.AppKey("live", Live)
 
 
-@routes.get("/v1/live")
-@access("cluster", "monitor")
-async def live(request: web.Request) -> web.StreamResponse:
-    """Events of the kind `overview`, every few seconds, as long as the client is connected, or so many."""
-    left = whole(query(request, "events"), "events", math.inf, low=1)
+async def live(call: Call[shapes.Events, None]) -> web.StreamResponse:
+    """The overview as server-sent events of the kind `overview`, every two seconds: the first one whole, the others
+    with the streams that have changed
+    """
+    request = call.request
+    left = call.parameters.events or math.inf
     broker_of(request)
     events = request.app[LIVE]
     owner = request[OWNER] or request.remote or ""

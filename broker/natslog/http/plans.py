@@ -4,31 +4,27 @@ is changed.
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from natslog.cluster.placement import Loads
 from natslog.cluster.rebalancing import Load, Move, Place, Placed, loads_of, rebalanced
 from natslog.errors import InvalidRequest, NotEnoughBrokers
-from natslog.http import shapes
-from natslog.http.access import access
-from natslog.http.context import broker_of, query, whole
-from natslog.http.shapes import shape_response
+from natslog.http.context import broker_of
+from natslog.http.endpoint import Call
+from natslog.http.shapes import cluster as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.model import BrokerId
 from natslog.node.broker import Broker
 from natslog.node.threads import in_thread
 from natslog.subjects import is_internal
 
-routes = web.RouteTableDef()
-
 _NOTHING = Load()
 
 
-@routes.get("/v1/cluster/plan")
-@access("cluster", "monitor")
-async def plan(request: web.Request) -> web.Response:
-    values, broker = query(request, "drain"), broker_of(request)
+async def plan(call: Call[shapes.PlanFor, None]) -> Answer[shapes.Plan]:
+    """The fewest moves that even out replicas, leaders and bytes of the brokers; or the moves that draining a broker
+    would cause. Nothing is changed
+    """
+    leaving, broker = call.parameters.drain, broker_of(call.request)
     await broker.require_up_to_date()
-    leaving = whole(values, "drain", None, low=1)
     if leaving is not None and leaving not in broker.state.brokers:
         raise InvalidRequest(f"there is no broker {leaving}", parameter="drain")
     positions = await broker.positions.everywhere()

@@ -13,12 +13,10 @@ import base64
 import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from aiohttp import web
 from msgspec import UNSET
 
 from natslog.arrow import ipc
@@ -26,11 +24,11 @@ from natslog.arrow.covered import covered
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.arrow.trace_contexts import is_traceparent, with_traceparent
 from natslog.errors import Forbidden, InvalidRequest, OffsetOutOfRange, PublishFailed, Unauthorized
-from natslog.http import shapes
-from natslog.http.access import AUDITED, access, limits_of, require_still, rights_of
-from natslog.http.bodies import MAX_BODY_BYTES, read_body
-from natslog.http.context import ANSWERS, BODY, OWNER, broker_of, confirmed_out_of_range, leading, query, stated
-from natslog.http.shapes import shape_response
+from natslog.http.access import AUDITED, limits_of, require_still, rights_of
+from natslog.http.context import ANSWERS, OWNER, broker_of, confirmed_out_of_range, leading, stated
+from natslog.http.endpoint import Call
+from natslog.http.shapes import writing as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.log import StreamLog
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker
@@ -43,9 +41,6 @@ from natslog.subjects import check_subject, cover, has_wildcard, is_internal, ov
 from natslog.tracing import TRACEPARENT
 from natslog.wire.outgoing_rows import Rows, unsendable_rows
 
-routes = web.RouteTableDef()
-
-_MOST_MESSAGE_BYTES = 12 * 1024 * 1024  # a body with a payload of 8 MiB in base64
 _MOST_BYTES = 16 * 1024 * 1024
 """Values of the dead letters of one request; what is beyond stays for a further one."""
 _MOST_READ_BYTES = 64 * 1024 * 1024
@@ -56,30 +51,12 @@ _OWN_HEADERS = ("natslog-", "nats-")
 
 _NOT_RECORDED = "no stream records this subject, so that no ack would come: create a stream for it"
 
-Body = TypeVar("Body", shapes.NewMessage, shapes.Redrive)
-
-
-async def _body(request: web.Request, kind: type[Body], most_bytes: int, *, is_kept: bool) -> Body:
-    """Args: `is_kept`: as `BODY`, with which the request is passed on to another broker, and which the audit log has:
-    no message may be in it.
-    """
-    query(request)
-    body = await read_body(request, most_bytes)
-    if is_kept:
-        request[BODY] = body
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise InvalidRequest(f"the body is not as described in /openapi.json: {error}") from error
-
-
 # ---- one message ----
 
 
-@routes.post("/v1/streams/{name}/publish")
-@access("stream", "publish")
-async def publish(request: web.Request) -> web.Response:
-    message, broker = await _body(request, shapes.NewMessage, _MOST_MESSAGE_BYTES, is_kept=False), broker_of(request)
+async def publish(call: Call[None, shapes.NewMessage]) -> Answer[shapes.Published]:
+    """Publish a message to NATS, on a subject that the stream records. Answered when the stream has stored it"""
+    request, message, broker = call.request, call.body, broker_of(call.request)
     record = await broker.record(request.match_info["name"])
     require_not_internal(record.name)
     subject = _subject_of(message, record)
@@ -184,11 +161,11 @@ class _Letter:
         return len(self.value) + len(self.key or b"") + sum(len(one["value"]) for one in self.headers)
 
 
-@routes.post("/v1/streams/{name}/redrive")
-@access("stream", "read", changes=True)
-async def redrive(request: web.Request) -> web.Response:
-    """Each letter whose offset is named is published to its subject, and its outcome stated."""
-    asked, broker = await _body(request, shapes.Redrive, MAX_BODY_BYTES, is_kept=True), broker_of(request)
+async def redrive(call: Call[None, shapes.Redrive]) -> Answer[shapes.Redriven]:
+    """Publish dead letters of the stream to the subjects that they were meant for (the header Natslog-Subject). A
+    letter that is sent again has the same message id
+    """
+    request, asked, broker = call.request, call.body, broker_of(call.request)
     stream = await leading(request)
     require_not_internal(stream.name)
     allowed, offsets = limits_of(request, "read", stream.record), sorted(set(asked.offsets))

@@ -15,32 +15,28 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from natslog.arrow import ipc
 from natslog.arrow.covered import covered
-from natslog.arrow.searching import SEARCHED, USUALLY_SEARCHED, Pattern
+from natslog.arrow.searching import USUALLY_SEARCHED, Pattern
 from natslog.errors import InvalidRequest, OffsetOutOfRange
-from natslog.http import shapes
-from natslog.http.access import LIMITS, access, limits_of, require_still, rights_of
+from natslog.http.access import LIMITS, limits_of, require_still, rights_of
 from natslog.http.context import (
     ANSWERS,
     OWNER,
     confirmed_out_of_range,
     leading,
-    position,
-    query,
     stated,
-    whole,
 )
+from natslog.http.endpoint import Call
+from natslog.http.shapes import reading as shapes
+from natslog.http.shapes.common import Answer
+from natslog.http.shapes.reading import SearchOf
 from natslog.log import ReadPlan, StreamLog
 from natslog.node.threads import in_thread
 from natslog.security.decisions import Patterns
-from natslog.subjects import check_subject
 from natslog.times import format_timestamp_us
-
-routes = web.RouteTableDef()
 
 _STEP_BYTES = 4 * 1024 * 1024
 _SLICE_BYTES = 512 * 1024
@@ -63,46 +59,27 @@ class _Search:
     max_ms: int
 
 
-@routes.get("/v1/streams/{name}/search")
-@access("stream", "read")
-async def search(request: web.Request) -> web.Response:
-    """One page of messages, from `start` on."""
-    values = query(
-        request,
-        "start",
-        "end",
-        "newest",
-        "subject",
-        "grep",
-        "regex",
-        "ignore_case",
-        "in",
-        "limit",
-        "value_bytes",
-        "max_bytes",
-        "max_ms",
-    )
+async def search(call: Call[SearchOf, None]) -> Answer[shapes.Found]:
+    """Messages with a text in them, or all messages of a range, a page at a time, with the first bytes of their values.
+    The page ends when it is full, or the budget of bytes or time is used
+    """
+    request, given = call.request, call.parameters
     stream = await leading(request)
-    log = stream.usable_log()
-    if "newest" in values and "start" in values:
-        raise InvalidRequest("start and newest cannot be combined: give one of them", parameter="newest")
-    allowed = limits_of(request, "read", stream.record)
-    if "subject" in values:
-        check_subject(values["subject"], wildcards=True)
+    log, allowed = stream.usable_log(), limits_of(request, "read", stream.record)
+    start, end = given.within(log)
     asked = _Search(
-        start=position(values, "start", log.first_readable_offset, log),
-        end=position(values, "end", log.high_watermark, log),
-        pattern=_pattern(values),
-        subjects=tuple(one for one in ((values["subject"],) if "subject" in values else None, allowed) if one),
-        limit=whole(values, "limit", shapes.FOUND_OF_A_PAGE, low=1, high=shapes.MAX_FOUND_OF_A_PAGE),
-        value_bytes=whole(values, "value_bytes", shapes.PREVIEW_BYTES, high=shapes.MAX_PREVIEW_BYTES),
-        max_bytes=whole(values, "max_bytes", shapes.SEARCHED_BYTES, low=1, high=shapes.MAX_SEARCHED_BYTES),
-        max_ms=whole(values, "max_ms", shapes.SEARCHED_MS, low=1, high=shapes.MAX_SEARCHED_MS),
+        start=start,
+        end=end,
+        pattern=_pattern(given),
+        subjects=tuple(one for one in ((given.subject,) if given.subject else None, allowed) if one),
+        limit=given.limit,
+        value_bytes=given.value_bytes,
+        max_bytes=given.max_bytes,
+        max_ms=given.max_ms,
     )
-    if "end" in values and asked.start > asked.end:
-        raise InvalidRequest(f"start {asked.start} is beyond end {asked.end}", start=asked.start, end=asked.end)
-    newest = whole(values, "newest", None, low=1, high=shapes.MAX_OFFSET)
-    page = _Page(log, asked, newest)
+    if given.end is not None and start > end:
+        raise InvalidRequest(f"start {start} is beyond end {end}", start=start, end=end)
+    page = _Page(log, asked, given.newest)
     owner = request[OWNER] or request.remote or ""
     try:
         while not page.is_done:
@@ -123,31 +100,14 @@ async def search(request: web.Request) -> web.Response:
     return response
 
 
-def _pattern(values: dict[str, str]) -> Pattern | None:
+def _pattern(given: SearchOf) -> Pattern | None:
     """Raises InvalidRequest."""
-    switches = {name: _is_on(values, name) for name in ("regex", "ignore_case")}
-    if "grep" not in values:
-        if used := [name for name in ("regex", "ignore_case", "in") if name in values]:
-            raise InvalidRequest(f"{used[0]} has no effect without grep: give the text to search for", parameter="grep")
+    if given.grep is None:
         return None
-    columns = tuple(values["in"].split(",")) if "in" in values else USUALLY_SEARCHED
-    if len(set(columns)) < len(columns):
-        raise InvalidRequest("in: a column is named twice: name each column once", parameter="in")
-    for name in columns:
-        if name not in SEARCHED:
-            raise InvalidRequest(
-                f"in: {name[:40]!r} cannot be searched; choose of {', '.join(SEARCHED)}", parameter="in"
-            )
-    pattern = Pattern(values["grep"], switches["regex"], switches["ignore_case"], columns)
+    columns = given.within_columns or USUALLY_SEARCHED
+    pattern = Pattern(given.grep, bool(given.regex), bool(given.ignore_case), columns)
     pattern.check()
     return pattern
-
-
-def _is_on(values: dict[str, str], name: str) -> bool:
-    stated = values.get(name, "false")
-    if stated not in ("true", "false"):
-        raise InvalidRequest(f"{name} {stated[:40]!r} must be true or false", parameter=name)
-    return stated == "true"
 
 
 # ---- in a thread ----

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from aiohttp import web
 
@@ -16,19 +14,18 @@ from natslog.cluster.security_commands import (
     SecurityCommand,
     SetQuota,
 )
-from natslog.errors import InvalidRequest, SecurityNotFound, did_you_mean
-from natslog.http import shapes
-from natslog.http.access import AUDITED, GUARD, access, rights_of
-from natslog.http.bodies import json_body
-from natslog.http.context import broker_of, query, request_id
-from natslog.http.shapes import shape_response
+from natslog.errors import InvalidRequest, SecurityNotFound
+from natslog.http.access import AUDITED, GUARD, rights_of
+from natslog.http.context import broker_of, request_id
+from natslog.http.endpoint import Call, PlainCall
+from natslog.http.shapes import security as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.security import tokens
 from natslog.security.guard import Identity
 from natslog.security.limits import DEFAULTS
 from natslog.security.records import (
     ALL_STREAMS,
     ALL_SUBJECTS,
-    ANONYMOUS,
     EVERYONE,
     QUOTA_NAMES,
     ROLE_PREFIX,
@@ -37,22 +34,12 @@ from natslog.security.records import (
     Rule,
     Security,
     TokenRecord,
-    check_action,
     check_identity,
     check_role,
-    check_stream_pattern,
-    check_subject_pattern,
-    check_who,
 )
 from natslog.subjects import check_name
 from natslog.times import format_timestamp_us
 from natslog.units import parse_duration_s
-
-routes = web.RouteTableDef()
-
-_MAX_NOTE_CHARS = 200
-_DEFAULT_EXPIRES = "365d"
-_LEAST_BYTES_PER_S = 64 * 1024
 
 
 def _security(request: web.Request) -> Security:
@@ -69,20 +56,12 @@ async def _change(request: web.Request, command: SecurityCommand) -> bool:
     return await broker_of(request).change(command, request_id(request))
 
 
-def _known(body: dict[str, Any], *fields: str) -> None:
-    for name in body:
-        if name not in fields:
-            raise InvalidRequest(f"unknown field {name[:40]!r}{did_you_mean(name, fields)}", field=name[:40])
-
-
 # ---- who asks ----
 
 
-@routes.get("/v1/whoami")
-@access("credentials")
-async def whoami(request: web.Request) -> web.Response:
-    """The identity behind the request, its roles, and what it may do."""
-    query(request)
+async def whoami(call: PlainCall) -> Answer[shapes.Whoami]:
+    """The identity of this request, and what it may do"""
+    request = call.request
     broker, guard, rights = broker_of(request), request.app[GUARD], rights_of(request)
     identity = rights.identity
     rules: list[Rule] = []
@@ -122,46 +101,29 @@ def _shown_token(security: Security, record: TokenRecord, now_us: int) -> shapes
     )
 
 
-@routes.get("/v1/tokens")
-@access("cluster", "admin")
-async def list_tokens(request: web.Request) -> web.Response:
-    """All tokens, without their secrets."""
-    query(request)
-    broker = broker_of(request)
+async def list_tokens(call: PlainCall) -> Answer[list[shapes.Token]]:
+    """All tokens, without their secrets"""
+    broker = broker_of(call.request)
     await broker.require_up_to_date()
-    now_us, security = broker.cluster.clock.latest_us(), _security(request)
+    now_us, security = broker.cluster.clock.latest_us(), _security(call.request)
     shown = [_shown_token(security, one, now_us) for one in security.tokens.values()]
     return shape_response(sorted(shown, key=lambda one: (one.identity, one.created)))
 
 
-@routes.post("/v1/tokens")
-@access("cluster", "admin")
-async def create_token(request: web.Request) -> web.Response:
-    """`{"identity": "alice", "roles": ["reader"], "expires": "90d", "note": "…"}`. The response has the token, which is
-    never shown again.
-    """
-    query(request)
-    body, broker = await json_body(request), broker_of(request)
-    _known(body, "identity", "roles", "expires", "note")
-    identity, note = check_identity(body.get("identity")), body.get("note", "")
-    if identity == ANONYMOUS:
-        raise InvalidRequest(f"{ANONYMOUS} is the identity of requests without credentials: it has no token")
-    if not isinstance(note, str) or len(note) > _MAX_NOTE_CHARS or not note.isprintable():
-        raise InvalidRequest(f"note must be a line of at most {_MAX_NOTE_CHARS} characters", field="note")
-    roles = body.get("roles", [])
-    if not isinstance(roles, list):
-        raise InvalidRequest("roles must be a list of names", field="roles")
+async def create_token(call: Call[None, shapes.NewToken]) -> Answer[shapes.Token]:
+    """Create a token. The response has its secret, which cannot be shown again"""
+    request, asked, broker = call.request, call.body, broker_of(call.request)
     _security(request)
     secret, now_us = tokens.new_secret(), broker.cluster.clock.latest_us()
     record = TokenRecord(
         id=tokens.token_id(request_id(request).id),
-        identity=identity,
+        identity=asked.identity,
         digest=tokens.digest_of(secret),
         created_us=now_us,
-        expires_us=_expiry_us(body.get("expires", _DEFAULT_EXPIRES), now_us),
-        note=note,
+        expires_us=_expiry_us(asked.expires, now_us),
+        note=asked.note,
     )
-    await _change(request, CreateToken(token=record, roles=tuple(map(check_role, roles))))
+    await _change(request, CreateToken(token=record, roles=tuple(map(check_role, asked.roles))))
     stored = _security(request).tokens.get(record.id)
     if stored is None or stored.digest != record.digest:  # a repeated request: the first one created another secret
         raise tokens.lost(record.id)
@@ -172,84 +134,59 @@ async def create_token(request: web.Request) -> web.Response:
     return shape_response(shown, status=201, headers={"Cache-Control": "no-store"})
 
 
-def _expiry_us(expires: object, now_us: int) -> int | None:
+def _expiry_us(expires: float | str, now_us: int) -> int | None:
     """Raises InvalidRequest."""
-    if expires == "never":
-        return None
-    if not isinstance(expires, str | int | float) or isinstance(expires, bool):
-        raise InvalidRequest('expires must be a duration such as "90d", or "never"', field="expires")
-    return now_us + int(parse_duration_s(expires, "expires") * 1_000_000)
+    return None if expires == "never" else now_us + int(parse_duration_s(expires, "expires") * 1_000_000)
 
 
-@routes.delete("/v1/tokens/{token}")
-@access("cluster", "admin")
-async def revoke_token(request: web.Request) -> web.Response:
-    """Requests with this token are refused from now on, and those in progress end."""
-    query(request)
-    await _change(request, RevokeToken(id=tokens.checked_id(request.match_info["token"])))
+async def revoke_token(call: Call[shapes.TokenPath, None]) -> web.Response:
+    """Revoke a token. Requests in progress with it end within 5 s"""
+    await _change(call.request, RevokeToken(id=tokens.checked_id(call.parameters.token)))
     return web.Response(status=204)
 
 
 # ---- rules ----
 
 
-@routes.get("/v1/acl")
-@access("cluster", "admin")
-async def list_rules(request: web.Request) -> web.Response:
-    query(request)
-    await broker_of(request).require_up_to_date()
-    return shape_response(list(map(_shown_rule, _security(request).rules.values())))
+async def list_rules(call: PlainCall) -> Answer[list[shapes.AccessRule]]:
+    """All access rules, oldest first"""
+    await broker_of(call.request).require_up_to_date()
+    return shape_response(list(map(_shown_rule, _security(call.request).rules.values())))
 
 
 def _shown_rule(rule: Rule) -> shapes.AccessRule:
     return shapes.AccessRule(rule.id, rule.who, rule.action, rule.stream, rule.subject)
 
 
-@routes.post("/v1/acl")
-@access("cluster", "admin")
-async def add_rule(request: web.Request) -> web.Response:
-    """`{"who": "alice", "action": "read", "stream": "orders*", "subject": "orders.eu.>"}`; `who` may be `role:NAME` or
-    `*`. 200: the rule exists already.
-    """
-    query(request)
-    body = await json_body(request)
-    _known(body, "who", "action", "stream", "subject")
-    command = AddRule(
-        who=check_who(body.get("who")),
-        action=check_action(body.get("action")),
-        stream=check_stream_pattern(body.get("stream", ALL_STREAMS)),
-        subject=check_subject_pattern(body.get("subject", ALL_SUBJECTS)),
-    )
-    if command.action == "monitor" and (command.stream, command.subject) != (ALL_STREAMS, ALL_SUBJECTS):
-        raise InvalidRequest("monitor is for the whole cluster: leave out stream and subject", field="stream")
-    added = await _change(request, command)
+async def add_rule(call: Call[None, shapes.NewRule]) -> Answer[shapes.AccessRule]:
+    """Permit an action (200: the rule exists)"""
+    asked = call.body
+    command = AddRule(who=asked.who, action=asked.action, stream=asked.stream, subject=asked.subject)
+    added = await _change(call.request, command)
     wanted = command.who, command.action, command.stream, command.subject
-    for rule in _security(request).rules.values():
+    for rule in _security(call.request).rules.values():
         if (rule.who, rule.action, rule.stream, rule.subject) == wanted:
             return shape_response(_shown_rule(rule), status=201 if added else 200)
     raise SecurityNotFound("the rule was removed again by another request")
 
 
-@routes.delete("/v1/acl/{rule:r[0-9]+}")
-@access("cluster", "admin")
-async def drop_rule(request: web.Request) -> web.Response:
-    query(request)
-    await _change(request, DropRule(id=request.match_info["rule"]))
+async def drop_rule(call: Call[shapes.RulePath, None]) -> web.Response:
+    """Remove an access rule"""
+    await _change(call.request, DropRule(id=call.parameters.rule))
     return web.Response(status=204)
 
 
-@routes.get("/v1/acl/check")
-@access("credentials")
-async def check_rule(request: web.Request) -> web.Response:
-    """Whether an identity may do something, and the rule that decides. Without `identity`: the one that asks; for
-    another one, `admin` is needed. Without `subject`: everything that the stream has recorded.
+async def check_rule(call: Call[shapes.CheckOf, None]) -> Answer[shapes.Verdict]:
+    """Whether an identity may do something, and the rule that decides. For other identities it needs admin
+
+    Without `subject`: everything that the stream has recorded.
     """
-    values = query(request, "identity", "action", "stream", "subject")
+    request, question = call.request, call.parameters
     broker, rights = broker_of(request), rights_of(request)
-    identity = check_identity(values.get("identity", rights.identity.name))
+    identity = rights.identity.name if question.identity is None else question.identity
     if identity != rights.identity.name:
         rights.require("admin")
-    action, stream = check_action(values.get("action")), values.get("stream", ALL_STREAMS)
+    action, stream = question.action, question.stream
     _security(request)
     if stream == ALL_STREAMS:
         return shape_response(_on_everything(request, identity, action))
@@ -257,8 +194,8 @@ async def check_rule(request: web.Request) -> web.Response:
     record = broker.state.streams.get(stream)
     if record is not None and not rights.may_see(stream, record.recorded_subjects):
         record = None  # which subjects it records is for those who may see it
-    if "subject" in values:
-        subjects: tuple[str, ...] = (check_subject_pattern(values["subject"]),)
+    if question.subject is not None:
+        subjects: tuple[str, ...] = (question.subject,)
     else:
         subjects = (ALL_SUBJECTS,) if record is None else record.recorded_subjects
     asked = request.app[GUARD].rights(Identity(identity))
@@ -295,34 +232,26 @@ def _on_everything(request: web.Request, identity: str, action: Action) -> shape
 # ---- roles ----
 
 
-@routes.get("/v1/roles")
-@access("cluster", "admin")
-async def list_roles(request: web.Request) -> web.Response:
-    """By identity."""
-    query(request)
-    await broker_of(request).require_up_to_date()
-    return shape_response(dict(sorted(_security(request).roles.items())))
+async def list_roles(call: PlainCall) -> Answer[dict[str, tuple[str, ...]]]:
+    """The roles of each identity that has any"""
+    await broker_of(call.request).require_up_to_date()
+    return shape_response(dict(sorted(_security(call.request).roles.items())))
 
 
-@routes.put("/v1/roles/{role}")
-@access("cluster", "admin")
-async def assign_role(request: web.Request) -> web.Response:
-    """`?identity=alice`"""
-    return await _assign(request, is_assigned=True)
+async def assign_role(call: Call[shapes.RolePath, None]) -> Answer[shapes.Roles]:
+    """Give a role to an identity"""
+    return await _assign(call, is_assigned=True)
 
 
-@routes.delete("/v1/roles/{role}")
-@access("cluster", "admin")
-async def unassign_role(request: web.Request) -> web.Response:
-    """`?identity=alice`"""
-    return await _assign(request, is_assigned=False)
+async def unassign_role(call: Call[shapes.RolePath, None]) -> Answer[shapes.Roles]:
+    """Take a role from an identity"""
+    return await _assign(call, is_assigned=False)
 
 
-async def _assign(request: web.Request, *, is_assigned: bool) -> web.Response:
-    identity = check_identity(query(request, "identity").get("identity"))
-    role = check_role(request.match_info["role"])
-    await _change(request, AssignRole(identity=identity, role=role, is_assigned=is_assigned))
-    return shape_response(shapes.Roles(identity, _security(request).roles.get(identity, ())))
+async def _assign(call: Call[shapes.RolePath, None], *, is_assigned: bool) -> Answer[shapes.Roles]:
+    identity, role = check_identity(call.parameters.identity), check_role(call.parameters.role)
+    await _change(call.request, AssignRole(identity=identity, role=role, is_assigned=is_assigned))
+    return shape_response(shapes.Roles(identity, _security(call.request).roles.get(identity, ())))
 
 
 # ---- quotas ----
@@ -338,43 +267,28 @@ def _own(quota: Quota) -> shapes.NewQuotas:
     return shapes.NewQuotas(**msgspec.structs.asdict(quota))
 
 
-@routes.get("/v1/quotas")
-@access("cluster", "admin")
-async def list_quotas(request: web.Request) -> web.Response:
-    """By identity; `*`: of identities without one of their own; `default`: where neither has a value."""
-    query(request)
-    await broker_of(request).require_up_to_date()
-    quotas = _security(request).quotas
+async def list_quotas(call: PlainCall) -> Answer[shapes.AllQuotas]:
+    """All quotas, and the defaults"""
+    await broker_of(call.request).require_up_to_date()
+    quotas = _security(call.request).quotas
     return shape_response(
         shapes.AllQuotas(_with_defaults(Quota()), {name: _own(quota) for name, quota in sorted(quotas.items())})
     )
 
 
-@routes.put("/v1/quotas")
-@access("cluster", "admin")
-async def set_quota(request: web.Request) -> web.Response:
-    """`?identity=alice` and the limits as the body; what is not given has its default."""
-    identity, body = _quota_identity(request), await json_body(request)
-    _known(body, *QUOTA_NAMES)
-    for name, value in body.items():
-        least = _LEAST_BYTES_PER_S if name.startswith("bytes_") else 0 if name in _MAY_BE_NONE_AT_ALL else 1
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**62):
-            raise InvalidRequest(f"{name} {value!r} must be a whole number of at least {least}, or null", field=name)
-    quota = Quota(**body)
-    await _change(request, SetQuota(identity=identity, quota=quota))
-    return shape_response(_own(quota))
+async def set_quota(call: Call[shapes.OfIdentity, shapes.NewQuotas]) -> Answer[shapes.NewQuotas]:
+    """Set the quota of an identity, or of * (identities without one of their own)"""
+    call.body.check()
+    quota = Quota(**msgspec.structs.asdict(call.body))
+    await _change(call.request, SetQuota(identity=_quota_identity(call.parameters.identity), quota=quota))
+    return shape_response(call.body)
 
 
-_MAY_BE_NONE_AT_ALL = frozenset({"streams", "stored_bytes", "cursors", "polls"})
-
-
-@routes.delete("/v1/quotas")
-@access("cluster", "admin")
-async def drop_quota(request: web.Request) -> web.Response:
-    await _change(request, SetQuota(identity=_quota_identity(request), quota=None))
+async def drop_quota(call: Call[shapes.OfIdentity, None]) -> web.Response:
+    """Remove the quota of an identity"""
+    await _change(call.request, SetQuota(identity=_quota_identity(call.parameters.identity), quota=None))
     return web.Response(status=204)
 
 
-def _quota_identity(request: web.Request) -> str:
-    identity = query(request, "identity").get("identity")
+def _quota_identity(identity: str) -> str:
     return EVERYONE if identity == EVERYONE else check_identity(identity)

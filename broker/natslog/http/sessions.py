@@ -32,17 +32,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from natslog.errors import FileUnavailable, Forbidden, InvalidRequest, NatslogError
-from natslog.http import shapes
-from natslog.http.access import AUDITED, GUARD, LIMITS, access, rights_of
-from natslog.http.bodies import read_body
-from natslog.http.context import BROKER, query
-from natslog.http.shapes import shape_response
+from natslog.http.access import AUDITED, GUARD, LIMITS, rights_of
+from natslog.http.context import BROKER
+from natslog.http.endpoint import Call, PlainCall
+from natslog.http.shapes import security as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.log.checked_file import read_checked, sync_folder, write_checked
 from natslog.log_events import event
 
 logger = logging.getLogger("natslog.http")
-routes = web.RouteTableDef()
-
 SESSION_PATH = "/v1/session"
 CSRF_HEADER = "Natslog-Csrf"
 LASTS_S = 12 * 3600.0
@@ -250,16 +248,9 @@ def _is_own_name(request: web.Request, host: str) -> bool:
 # ---- calls ----
 
 
-@routes.post(SESSION_PATH)
-@access("open", changes=True)
-async def sign_in(request: web.Request) -> web.Response:
-    """Begins a session with a token."""
-    query(request)
-    try:  # not by `json_body`, whose bodies the audit log repeats
-        given = msgspec.json.decode(await read_body(request), type=shapes.NewSession)
-    except ValueError as error:
-        raise InvalidRequest('the body must be JSON with a token: {"token": "nlt_…"}') from error
-    token = given.token.strip()
+async def sign_in(call: Call[None, shapes.NewSession]) -> Answer[shapes.SignedIn]:
+    """Sign in: the response sets a cookie, which stands for the token at this broker"""
+    request, token = call.request, call.body.token.strip()
     identity = request.app[GUARD].identify(f"Bearer {token}", None)
     if identity.is_anonymous:
         raise InvalidRequest("this broker needs no credentials, so there is nothing to sign in to")
@@ -281,11 +272,9 @@ async def sign_in(request: web.Request) -> web.Response:
     return response
 
 
-@routes.get(SESSION_PATH)
-@access("open")
-async def shown(request: web.Request) -> web.Response:
-    """Whether this broker needs credentials, and who is signed in."""
-    query(request)
+async def shown(call: PlainCall) -> Answer[shapes.SessionState]:
+    """Whether credentials are needed, and who is signed in with a cookie"""
+    request = call.request
     guard, session = request.app[GUARD], request.app[SESSIONS].of(request)
     rights = rights_of(request)
     return shape_response(
@@ -299,11 +288,9 @@ async def shown(request: web.Request) -> web.Response:
     )
 
 
-@routes.delete(SESSION_PATH)
-@access("open", changes=True)
-async def sign_out(request: web.Request) -> web.Response:
-    """Ends the session."""
-    query(request)
+async def sign_out(call: PlainCall) -> web.Response:
+    """Sign out"""
+    request = call.request
     await request.app[SESSIONS].end(request)
     response = web.Response(status=204)
     response.del_cookie(cookie_of(request), path="/", httponly=True, samesite="Strict", secure=request.secure)

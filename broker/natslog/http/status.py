@@ -1,33 +1,30 @@
-"""Health and readiness."""
+"""Health, readiness, and the description of the API."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-
-from aiohttp import web
+from typing import Any
 
 from natslog.errors import NotReady, Starting, natslog_version
-from natslog.http import shapes
-from natslog.http.access import access, rights_of
-from natslog.http.context import BROKER
-from natslog.http.shapes import shape_response
+from natslog.http.access import rights_of
+from natslog.http.context import BROKER, DOCUMENT
+from natslog.http.endpoint import JSON, PlainCall
+from natslog.http.shapes import cluster as shapes
+from natslog.http.shapes.common import Answer, shape_response
 from natslog.node.replicas.upkeep import clock_warnings
 
-routes = web.RouteTableDef()
 
-
-@routes.get("/healthz")
-@access("open")
-async def healthz(request: web.Request) -> web.Response:
-    """200 while the process runs its event loop."""
+async def healthz(call: PlainCall) -> Answer[shapes.Health]:
+    """The process is running"""
     return shape_response(shapes.Health("alive", natslog_version()))
 
 
-@routes.get("/readyz")
-@access("open")
-async def readyz(request: web.Request) -> web.Response:
-    """200 when messages are accepted and served; 503 with the reason otherwise. Streams with problems are named."""
-    broker = request.app[BROKER]
+async def readyz(call: PlainCall) -> Answer[shapes.Readiness]:
+    """Whether messages are accepted and served
+
+    503 with the reason if not. Streams with problems are named.
+    """
+    broker = call.request.app[BROKER]
     reason = broker.not_ready_because()
     troubled = {
         name: problem.message
@@ -37,7 +34,7 @@ async def readyz(request: web.Request) -> web.Response:
     body = shapes.Readiness(status="ready" if reason is None else "not ready", reason=reason)
     may_see_streams = False
     with suppress(Starting, NotReady):  # who may is not known yet
-        may_see_streams = rights_of(request).may("monitor")
+        may_see_streams = rights_of(call.request).may("monitor")
     if may_see_streams:
         body.streams_with_problems = troubled
         body.has_disk_room = broker.hosting.services.has_disk_room
@@ -50,3 +47,8 @@ async def readyz(request: web.Request) -> web.Response:
                 f"the leafnode connection to NATS is down, so JetStream consumers get no messages: {reason}"
             )
     return shape_response(body, status=200 if reason is None else 503)
+
+
+async def openapi(call: PlainCall) -> Answer[dict[str, Any]]:
+    """This document"""
+    return Answer(body=call.request.app[DOCUMENT], content_type=JSON, charset="utf-8")

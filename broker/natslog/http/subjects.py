@@ -16,17 +16,17 @@ from weakref import WeakValueDictionary
 from aiohttp import web
 
 from natslog.errors import ViewExpired
-from natslog.http import shapes
-from natslog.http.access import access, limits_of, require_still
-from natslog.http.context import broker_of, leading, query, read_from_log, stated, whole
+from natslog.http.access import limits_of, require_still
+from natslog.http.context import broker_of, leading, read_from_log, stated
+from natslog.http.endpoint import Call
+from natslog.http.shapes.common import Answer
+from natslog.http.shapes.reading import SubjectCount, SubjectPage, SubjectsOf
 from natslog.log.subject_counts import SubjectCounts
 from natslog.log.subject_index import VisibleState
 from natslog.model import StreamId
 from natslog.node.replicas.stream import HostedStream
 from natslog.security.decisions import Patterns, is_whole
-from natslog.subjects import check_subject, is_wildcard
-
-routes = web.RouteTableDef()
+from natslog.subjects import is_wildcard
 
 _KEPT = 8
 _KEPT_S = 300.0
@@ -97,33 +97,27 @@ class SubjectLists:
 SUBJECT_LISTS = web.AppKey("subject_lists", SubjectLists)
 
 
-@routes.get("/v1/streams/{name}/subjects")
-@access("stream", "read")
-async def subjects(request: web.Request) -> web.Response:
-    """The distinct subjects of the visible messages, ascending, each with its number of messages and its first and last
-    offset: those that the identity may read.
+async def subjects(call: Call[SubjectsOf, None]) -> Answer[SubjectPage]:
+    """The distinct subjects of the visible messages, in ascending order, with counts and offsets, in pages. The first
+    request for a stream reads all of its subjects, to make an index
+
+    Those that the identity may read.
     """
-    values = query(request, "pattern", "after", "limit", "as_of")
-    pattern, after = values.get("pattern"), values.get("after")
-    if pattern is not None:
-        check_subject(pattern, wildcards=True)
-    if after is not None:
-        check_subject(after, wildcards=False)
-    limit = whole(values, "limit", shapes.SUBJECTS_OF_A_PAGE, low=1, high=shapes.MAX_SUBJECTS_OF_A_PAGE)
-    as_of = whole(values, "as_of", None)
+    request, asked = call.request, call.parameters
+    pattern, after = asked.pattern, asked.after
     stream = await leading(request)
     allowed = limits_of(request, "read", stream.record)
-    if pattern is not None and as_of is None and not any(map(is_wildcard, pattern.split("."))):
+    if pattern is not None and asked.as_of is None and not any(map(is_wildcard, pattern.split("."))):
         found = await read_from_log(request, stream, lambda log: log.subjects.on_subject(pattern))
-        listed = [shapes.SubjectCount(pattern, found.count, found.first, found.last)] if found.count else []
+        listed = [SubjectCount(pattern, found.count, found.first, found.last)] if found.count else []
         if allowed is not None and not is_whole(allowed, (pattern,)):
             listed = []
         require_still(request)
         shown = listed if after is None or pattern.encode() > after.encode() else []
-        return stated(request, stream, shapes.SubjectPage(stream.name, found.state.end, len(listed), shown))
-    counts = await request.app[SUBJECT_LISTS].of(request, stream, as_of)
+        return stated(request, stream, SubjectPage(stream.name, found.state.end, len(listed), shown))
+    counts = await request.app[SUBJECT_LISTS].of(request, stream, asked.as_of)
     page = await asyncio.get_running_loop().run_in_executor(
-        broker_of(request).readers, _page, stream.name, counts, pattern, allowed, after, limit
+        broker_of(request).readers, _page, stream.name, counts, pattern, allowed, after, asked.limit
     )
     require_still(request)
     return stated(request, stream, page)
@@ -131,11 +125,11 @@ async def subjects(request: web.Request) -> web.Response:
 
 def _page(
     name: str, counts: SubjectCounts, pattern: str | None, allowed: Patterns | None, after: str | None, limit: int
-) -> shapes.SubjectPage:
+) -> SubjectPage:
     if allowed is not None and not (pattern is not None and is_whole(allowed, (pattern,))):
         counts = counts.covered_by(allowed)
     if pattern is not None:
         counts = counts.covered_by((pattern,))
     rows = counts.page(after, limit).to_pydict()
-    listed = [shapes.SubjectCount(*row) for row in zip(*rows.values(), strict=True)]
-    return shapes.SubjectPage(name, counts.end, len(counts.table), listed)
+    listed = [SubjectCount(*row) for row in zip(*rows.values(), strict=True)]
+    return SubjectPage(name, counts.end, len(counts.table), listed)

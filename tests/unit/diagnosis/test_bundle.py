@@ -26,7 +26,8 @@ from natslog.diagnosis.bundle.known_secrets import known_secrets
 from natslog.diagnosis.bundle.lines import folder_lines, folder_text, log_lines, metric_lines
 from natslog.diagnosis.bundle.redaction import MOST_CHARS, REMOVED, Redactor
 from natslog.errors import InvalidRequest
-from natslog.http import shapes
+from natslog.http.shapes import cluster as of_cluster
+from natslog.http.shapes.streams import Stream
 from natslog.log_events import AUDIT_LOGGER, JsonLines, TextLines, event
 from tests.nats_login import KeyPair
 
@@ -171,14 +172,14 @@ def test_every_setting_of_a_broker_is_decided() -> None:
 
 def test_every_field_of_answers_is_decided() -> None:
     left_out = {"allow_direct", "jetstream", "lineage", "compressed", "scrub"}
-    fields = {one.encode_name for one in msgspec.structs.fields(shapes.Stream)}
+    fields = {one.encode_name for one in msgspec.structs.fields(Stream)}
     assert fields - left_out == fields & set(allowed.STREAM)
-    assert {one.encode_name for one in msgspec.structs.fields(shapes.Cluster)} == set(allowed.CLUSTER)
+    assert {one.encode_name for one in msgspec.structs.fields(of_cluster.Cluster)} == set(allowed.CLUSTER)
     of_brokers = allowed.CLUSTER["brokers"][0]
-    assert {one.encode_name for one in msgspec.structs.fields(shapes.Broker)} == set(of_brokers)
+    assert {one.encode_name for one in msgspec.structs.fields(of_cluster.Broker)} == set(of_brokers)
     stats = allowed.OVERVIEW["broker_stats"][0]
-    assert {one.encode_name for one in msgspec.structs.fields(shapes.BrokerStats)} == set(stats)
-    columns = {one.encode_name for one in msgspec.structs.fields(shapes.StreamTable)}
+    assert {one.encode_name for one in msgspec.structs.fields(of_cluster.BrokerStats)} == set(stats)
+    columns = {one.encode_name for one in msgspec.structs.fields(of_cluster.StreamTable)}
     assert columns == set(allowed.OVERVIEW["streams"])
 
 

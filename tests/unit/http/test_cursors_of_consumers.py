@@ -16,6 +16,7 @@ from natslog.errors import BrokerUnavailable, NatslogError
 from natslog.http import cursors
 from natslog.http.access import RIGHTS
 from natslog.http.context import BROKER
+from natslog.http.table import ENDPOINTS
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.replicas.consumer_cursors import ConsumerCursors
 from natslog.node.replicas.consumer_records import ConsumerNumbers, ConsumerPosition
@@ -94,7 +95,9 @@ class Api:
         request = make_mocked_request("GET", path, app=self.app, match_info=match)
         assert request.rel_url == URL(path)
         request[RIGHTS] = self.rights
-        return msgspec.json.decode(asyncio.run(handler(request)).body)
+        (endpoint,) = [one for one in ENDPOINTS if one.handler is handler]
+        response: Any = asyncio.run(endpoint.serve(request))
+        return msgspec.json.decode(response.body)
 
     def listed(self) -> dict[tuple[str, str], int | None]:
         return {

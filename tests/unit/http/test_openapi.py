@@ -11,9 +11,11 @@ import pytest
 from aiohttp import web
 
 from natslog.errors import KINDS
-from natslog.http import shapes
 from natslog.http.app import ROUTES
 from natslog.http.openapi import document
+from natslog.http.shapes.common import shape_response
+from natslog.http.shapes.reading import Position
+from natslog.http.shapes.streams import Rolled
 from natslog.node.peers.handshake import LINK_PATH
 from natslog.stream_settings import SETTING_NAMES
 
@@ -102,12 +104,12 @@ def test_counts_may_be_unknown_to_a_reader(name: str, fields: tuple[str, ...]) -
 
 
 def test_fields_that_are_not_set_are_left_out() -> None:
-    shown = shapes.Position(name="orders", id="id", leader_epoch=3)
-    assert json.loads(shapes.shape_response(shown).body or b"") == {"name": "orders", "id": "id", "leader_epoch": 3}
+    shown = Position(name="orders", id="id", leader_epoch=3)
+    assert json.loads(shape_response(shown).body or b"") == {"name": "orders", "id": "id", "leader_epoch": 3}
     shown.problem = {"code": "no_leader", "isr": [1]}
-    assert json.loads(shapes.shape_response(shown).body or b"")["problem"] == {"code": "no_leader", "isr": [1]}
+    assert json.loads(shape_response(shown).body or b"")["problem"] == {"code": "no_leader", "isr": [1]}
 
 
 def test_paths_that_are_not_unicode_are_shown_escaped() -> None:
-    body = shapes.shape_response(shapes.Rolled("orders", 1, "/data/\udcff")).body
+    body = shape_response(Rolled("orders", 1, "/data/\udcff")).body
     assert json.loads(body or b"")["folder"] == "/data/\udcff"

@@ -13,15 +13,15 @@ from typing import Any
 from aiohttp import web
 
 from natslog.config import BrokerConfig
-from natslog.http import cluster as routes
 from natslog.http.bodies import BODIES, Bodies
 from natslog.http.connections import Connection, Connections
 from natslog.http.context import BROKER
 from natslog.http.errors_as_json import errors_as_json
+from natslog.http.table import ENDPOINTS
 from natslog.nats_server import free_port
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.data_dir import DataDir
-from natslog.node.peers.handshake import Hello
+from natslog.node.peers.handshake import LINK_PATH, Hello
 from natslog.node.peers.messages import Frame
 
 SECRET = b"the secret of this cluster"
@@ -53,7 +53,7 @@ async def node(
     app = web.Application(middlewares=[errors_as_json])
     app[BODIES] = Bodies()
     app[BROKER] = SimpleNamespace(cluster=one)  # type: ignore[assignment]
-    app.add_routes(routes.routes)
+    app.add_routes([one.route for one in ENDPOINTS if one.path == LINK_PATH])
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     server, connections = runner.server, Connections(1000)
