@@ -22,6 +22,7 @@ from natslog.http.access import RIGHTS
 from natslog.http.bodies import BODIES, Bodies, json_body
 from natslog.http.context import OWNER, REQUEST_ID
 from natslog.model import StreamSettings, parse_settings
+from natslog.planning import MAX_OFFSET, AskedPlan
 from natslog.request_ids import HEADER, is_well_formed
 from natslog.security.guard import Guard, Identity
 from natslog.security.records import Rule, Security
@@ -141,7 +142,7 @@ def check_bodies(data: bytes) -> None:
     limits,
     and settings have a form in JSON that is read as the same settings.
     """
-    kind, body = (data[0] if data else 0) % 6, data[1:]
+    kind, body = (data[0] if data else 0) % 7, data[1:]
     try:
         _loop().run_until_complete(_handled(kind, request_of(body=body)))
     except (InvalidRequest, OffsetOutOfRange, PayloadTooLarge) as error:
@@ -168,6 +169,10 @@ async def _handled(kind: int, request: Any) -> None:
         case 4:
             asked = await many_streams._body(request, shapes.AskedPositions)
             assert isinstance(asked.wait_ms, int)
+        case 5:
+            asked = await many_streams._body(request, AskedPlan)
+            assert asked.tasks.cores >= 1
+            assert all(0 <= one.start <= MAX_OFFSET for one in asked.positions.values())
         case _:
             ranges = await many_streams._body(request, shapes.AskedSplits)
             many_streams._check(ranges)

@@ -16,6 +16,7 @@ from natslog.consensus import MAX_BROKER_ID
 from natslog.http import shapes
 from natslog.http.answer_parts import ARROW_STREAM, NDJSON
 from natslog.model import Appended
+from natslog.planning import AskedPlan, ReadPlan
 from natslog.security.records import ACTIONS
 from natslog.subjects import MAX_NAME_CHARS, MAX_SUBJECT_BYTES, NAME_PATTERN
 
@@ -492,6 +493,16 @@ CALLS: dict[str, dict[str, Call]] = {
             "without a replica here, by the URL of their leader",
             shapes.SplitsOfSeveral,
             body=shapes.AskedSplits,
+        )
+    },
+    "/v1/plans": {
+        "post": Call(
+            "What a reader at some positions reads next, within its limits: the end of each stream, what is lost, and "
+            "the ranges of each task",
+            ReadPlan,
+            headers=_CURRENT,
+            statuses=(404,),
+            body=AskedPlan,
         )
     },
     "/v1/lags": {

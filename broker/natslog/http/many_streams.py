@@ -42,6 +42,18 @@ async def _body(request: web.Request, kind: type[Any]) -> Any:
 async def positions(request: web.Request) -> web.Response:
     """The positions of streams. With `seen` and `wait_ms`, it waits until one of them differs from what was seen."""
     asked: AskedPositions = await _body(request, AskedPositions)
+    records, headers = await selected(request, asked)
+    found = await broker_of(request).positions.of_several(records)
+    shown = [_shown(request, record, found.get(record.name)) for record in records]
+    return shape_response(shown, headers=headers)
+
+
+async def selected(request: web.Request, asked: AskedPositions) -> tuple[list[StreamRecord], dict[str, str]]:
+    """The streams that are asked for, exist, and may be read, after the wait; and whether that is current, as headers.
+
+    Raises:
+        InvalidRequest. Forbidden, Unauthorized: a stream that is named may not be read.
+    """
     if len(asked.pattern or "") > MAX_NAME_CHARS:
         raise InvalidRequest(f"a pattern may have at most {MAX_NAME_CHARS} characters, as names do", field="pattern")
     if not 0 <= asked.wait_ms <= MAX_WAIT_MS:
@@ -55,10 +67,7 @@ async def positions(request: web.Request) -> web.Response:
             )
     is_current = await broker.up_to_date()
     await require_readable(request, asked.streams or ())
-    records = _readable(request, asked)
-    found = await broker.positions.of_several(records)
-    shown = [_shown(request, record, found.get(record.name)) for record in records]
-    return shape_response(shown, headers=current_headers(is_current))
+    return _readable(request, asked), current_headers(is_current)
 
 
 def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]:

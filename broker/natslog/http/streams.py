@@ -488,7 +488,7 @@ async def splits(request: web.Request) -> web.Response:
 def shown_splits(cut: list[Split], urls: tuple[tuple[str, ...], ...]) -> list[shapes.Split]:
     """Splits as the API shows them. `urls`: of replicas, as from `replica_urls`."""
     return [
-        shapes.Split(split.start, split.end, split.rows, split.bytes, _in_turn(urls, number))
+        shapes.Split(split.start, split.end, split.rows, split.bytes, in_turn(urls, number))
         for number, split in enumerate(cut)
     ]
 
@@ -509,7 +509,7 @@ def replica_urls(broker: Broker, record: StreamRecord, read_from: str, rack: str
     return tuple(one.url for one in first), tuple(one.url for one in known if one not in first)
 
 
-def _in_turn(urls: tuple[tuple[str, ...], ...], number: int) -> tuple[str, ...]:
+def in_turn(urls: tuple[tuple[str, ...], ...], number: int) -> tuple[str, ...]:
     """Each split begins with another one of the equally near."""
     return tuple(url for group in urls for url in _rotated(group, number))
 
