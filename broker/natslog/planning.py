@@ -140,7 +140,7 @@ class PlannedRange(msgspec.Struct, kw_only=True):
     end: int
     rows: int | None
     bytes: int | None
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...]
 
 
 class ReadPlan(msgspec.Struct, kw_only=True):
@@ -368,7 +368,9 @@ def divided_again(ranges: Mapping[str, tuple[int, int]], ends: Mapping[str, Task
     for name, (start, upto) in ranges.items():
         for number, end in ends.get(name) or [(0, upto)]:
             if start < min(end, upto):
-                tasks[number].append(PlannedRange(stream=name, start=start, end=min(end, upto), rows=None, bytes=None))
+                tasks[number].append(
+                    PlannedRange(stream=name, start=start, end=min(end, upto), rows=None, bytes=None, urls=())
+                )
                 start = min(end, upto)
     return list(map(_in_order, tasks))
 

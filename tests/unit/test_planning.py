@@ -31,7 +31,7 @@ counts = st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000), mi
 
 
 def piece(stream: str, start: int, end: int, size_bytes: int | None = None) -> PlannedRange:
-    return PlannedRange(stream=stream, start=start, end=end, rows=end - start, bytes=size_bytes)
+    return PlannedRange(stream=stream, start=start, end=end, rows=end - start, bytes=size_bytes, urls=())
 
 
 # ---- where reading begins and ends ----

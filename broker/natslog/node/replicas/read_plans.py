@@ -152,7 +152,8 @@ class ReadPlans:
             found = cut[name].parts if name in cut else _whole(waiting[name]) if name in shares else []
             stream.end = found[-1].end if found else stream.start
             parts += [
-                PlannedRange(stream=name, start=one.start, end=one.end, rows=one.rows, bytes=one.bytes) for one in found
+                PlannedRange(stream=name, start=one.start, end=one.end, rows=one.rows, bytes=one.bytes, urls=())
+                for one in found
             ]
         plan.tasks = division.packed(parts)
 
