@@ -167,7 +167,8 @@ class ReadPlans:
         for name, one in asked.items():
             by_leader.setdefault(records[name].leader, {})[name] = one
         asks = [self._of_leader(what, leader, streams, kind) for leader, streams in by_leader.items()]
-        found = {name: one for answer in await asyncio.gather(*asks) for name, one in answer.items()}
+        answers = [await asks[0]] if len(asks) == 1 else await asyncio.gather(*asks)  # a task costs time
+        found = {name: one for answer in answers for name, one in answer.items()}
         for name in asked:
             if name not in found:
                 raise Unstated(records[name])
