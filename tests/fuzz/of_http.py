@@ -25,6 +25,7 @@ from natslog.http.context import OWNER, REQUEST_ID
 from natslog.http.endpoint import Call
 from natslog.http.table import ENDPOINTS
 from natslog.model import StreamSettings
+from natslog.planning import MAX_OFFSET
 from natslog.request_ids import HEADER, is_well_formed
 from natslog.security.guard import Guard, Identity
 from natslog.security.records import Rule, Security
@@ -140,7 +141,8 @@ def _bodies() -> Iterator[bytes]:
     part = b'{"part": "0", "attempt": 1, "rows": 3, "digest": "ab", "content": null}'
     yield b'\3{"parts": [' + part + b'], "on_conflict": "skip"}'
     yield b'\4{"streams": ["a"], "seen": {"a": ["id", 7]}, "wait_ms": 100}'
-    yield b'\5{"ranges": [{"stream": "a", "id": "x", "start": 0, "end": 10, "min_splits": 2}], "max_rows": 3}'
+    yield b'\5{"positions": {"a": {"id": "x", "start": 7}}, "limits": {"max_rows": 10}, "tasks": {"cores": 4}}'
+    yield b'\6{"ranges": [{"stream": "a", "id": "x", "start": 0, "end": 10, "min_splits": 2}], "max_rows": 3}'
     yield b'\0{"subject": "a", "max_age": 1e999, "max_bytes": -1, "dedupe_window": NaN}'
 
 
@@ -158,7 +160,7 @@ def check_bodies(data: bytes) -> None:
     limits,
     and settings have a form in JSON that is read as the same settings.
     """
-    kind, body = (data[0] if data else 0) % 6, data[1:]
+    kind, body = (data[0] if data else 0) % 7, data[1:]
     try:
         _check_handled(kind, request_of(body=body))
     except (InvalidRequest, OffsetOutOfRange, PayloadTooLarge) as error:
@@ -186,6 +188,10 @@ def _check_handled(kind: int, request: Any) -> None:
         case 4:
             asked = call_of("POST /v1/positions", request).body
             assert 0 <= asked.wait_ms <= 60_000
+        case 5:
+            plan = call_of("POST /v1/plans", request).body
+            assert plan.tasks.cores >= 1
+            assert all(0 <= one.start <= MAX_OFFSET for one in plan.positions.values())
         case _:
             ranges = call_of("POST /v1/splits", request).body
             assert all(one.min_splits >= 1 for one in ranges.ranges)

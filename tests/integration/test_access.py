@@ -89,6 +89,7 @@ NEEDS = {
     "GET /v1/streams/{name}/lag": "read",
     "POST /v1/positions": "read",
     "POST /v1/splits": "read",
+    "POST /v1/plans": "read",
     "POST /v1/lags": "read",
     "GET /v1/cursors": "credentials",
     "POST /v1/cursors": "cursor",
@@ -138,6 +139,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/streams": {"name": STREAM, "subject": SUBJECT},
     "POST /v1/positions": {"streams": [STREAM]},
     "POST /v1/splits": {"ranges": [{"stream": STREAM, "id": "0", "start": 0, "end": 1}]},
+    "POST /v1/plans": {"streams": [STREAM]},
     "POST /v1/lags": {STREAM: 0},
     "POST /v1/streams/{name}/publish": {"subject": SUBJECT, "value": "x"},
     "POST /v1/streams/{name}/redrive": {"offsets": [0], "dry_run": True},
@@ -346,6 +348,21 @@ def test_an_identity_limited_to_subjects_is_sent_their_rows_only_and_no_counts(s
         assert one.get("rows") is None, call
     assert secured.ask("POST /v1/lags", "part")[1][STREAM]["rows"] is None
     assert secured.ask("POST /v1/positions", "part")[1][0]["bytes"] is None
+    for identity, is_known in (("part", False), ("reader", True)):
+        plan = secured.ask("POST /v1/plans", identity)[1]
+        ((planned,),) = plan["tasks"]
+        stated = [plan["streams"][STREAM]["rows"], planned["rows"], planned["bytes"]]
+        assert [one is not None for one in stated] == [is_known] * 3
+
+
+def test_a_plan_tells_nothing_of_streams_that_may_not_be_read(secured: Secured) -> None:
+    at = {"id": "0", "start": 0}
+    for identity, status in (("reader", 200), ("nothing", 403)):
+        body = {"streams": [], "positions": {STREAM: at}}
+        answer = secured.ask("POST /v1/plans", identity, body=body)
+        assert answer[0] == status
+        assert status == 403 or answer[1]["others"] == {STREAM: "exists"}
+    assert secured.ask("POST /v1/plans", "other-subject", body={})[1]["streams"] == {}
 
 
 def test_a_query_sees_only_streams_and_messages_that_may_be_read(secured: Secured) -> None:
@@ -630,6 +647,7 @@ def test_a_request_that_names_very_many_streams_does_not_stop_others(secured: Se
     identity_with(secured, "many", ("read", "orders*", ">"))
     for call, body in (
         ("POST /v1/positions", {"streams": [f"orders{number}" for number in range(100_000)]}),
+        ("POST /v1/plans", {"positions": {f"orders{at}": {"id": "a", "start": 0} for at in range(80_000)}}),
         (
             "POST /v1/splits",
             {"ranges": [{"stream": f"orders{number}", "id": "0", "start": 0, "end": 1} for number in range(30_000)]},

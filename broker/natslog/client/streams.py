@@ -21,6 +21,7 @@ from natslog.errors import (
     StreamNotFound,
     from_json,
 )
+from natslog.planning import AskedPlan, ReadPlan
 
 _SUBJECTS_OF_A_PAGE = 10_000
 _SEARCH_WITHIN_S = 60.0
@@ -93,6 +94,35 @@ class StreamCalls(Asker):
             with contextlib.suppress(StreamNotFound):  # it is omitted
                 found.append(self.position(name))
         return found
+
+    def plan_read(self, asked: AskedPlan) -> ReadPlan:
+        """What a reader at some positions reads next, within its limits, by the newest known leaders.
+
+        Raises:
+            NotFound: the broker is of version 0.2.0. NoLeader, NotLeader, CorruptLog, …: why there is no plan.
+            InvalidRequest: the plan would be too large. BrokerUnavailable.
+        """
+        plan = ReadPlan(streams={})
+        problem: NatslogError | None = None
+
+        def judge(response: urllib3.BaseHTTPResponse) -> NatslogError | None:
+            nonlocal plan, problem
+            plan = decoded(response.data, ReadPlan, "POST /v1/plans")
+            stated = ({"id": one.id, "leader_epoch": one.leader_epoch} for one in plan.streams.values())
+            problem = next((error for one in stated if (error := leader_epochs.outdated(one)) is not None), None)
+            problem = from_json({"error": plan.problem}) if plan.problem is not None else problem
+            return _unless_current(response) or (None if asked.wait_ms else problem)
+
+        timeout_s = self.options.timeout_s + asked.wait_ms / 1000
+        try:
+            self._ask("POST", "/v1/plans", body=msgspec.to_builtins(asked), judge=judge, timeout_s=timeout_s)
+        except BrokerUnavailable as error:
+            if problem is None:
+                raise
+            raise problem from error
+        if problem is not None:  # the wait has ended: it is not repeated with the request
+            return self.plan_read(msgspec.structs.replace(asked, seen={}, wait_ms=0))
+        return plan
 
     def stream(self, name: str) -> dict[str, Any]:
         """One stream: settings, `id`, `leader`, `isr`, `problem` where it has one (then perhaps without offsets).

@@ -28,7 +28,18 @@ async def positions(call: Call[None, AskedPositions]) -> Answer[list[Position]]:
     """Positions of several streams (all without `streams`, `pattern` and `group`). With `seen` (id and high watermark
     of each) and `wait_ms`: waits until one of them differs
     """
-    request, asked = call.request, call.body
+    records, headers = await selected(call.request, call.body)
+    found = await broker_of(call.request).positions.of_several(records)
+    shown = [_shown(call.request, record, found.get(record.name)) for record in records]
+    return shape_response(shown, headers=headers)
+
+
+async def selected(request: web.Request, asked: AskedPositions) -> tuple[list[StreamRecord], dict[str, str]]:
+    """The streams that are asked for, exist, and may be read, after the wait; and whether that is current, as headers.
+
+    Raises:
+        Forbidden, Unauthorized: a stream that is named may not be read.
+    """
     broker = broker_of(request)
     await require_readable(request, asked.streams or ())
     if asked.wait_ms:
@@ -38,10 +49,7 @@ async def positions(call: Call[None, AskedPositions]) -> Answer[list[Position]]:
             )
     is_current = await broker.up_to_date()
     await require_readable(request, asked.streams or ())
-    records = _readable(request, asked)
-    found = await broker.positions.of_several(records)
-    shown = [_shown(request, record, found.get(record.name)) for record in records]
-    return shape_response(shown, headers=current_headers(is_current))
+    return _readable(request, asked), current_headers(is_current)
 
 
 def _readable(request: web.Request, asked: AskedPositions) -> list[StreamRecord]:

@@ -88,7 +88,7 @@ async def splits(call: Call[SplitsOf, None]) -> Answer[list[Split]]:
 def shown_splits(cut: list[model.Split], urls: tuple[tuple[str, ...], ...]) -> list[Split]:
     """Splits as the API shows them. `urls`: of replicas, as from `replica_urls`."""
     return [
-        Split(split.start, split.end, split.rows, split.bytes, _in_turn(urls, number))
+        Split(split.start, split.end, split.rows, split.bytes, in_turn(urls, number))
         for number, split in enumerate(cut)
     ]
 
@@ -111,7 +111,7 @@ def replica_urls(
     return tuple(one.url for one in first), tuple(one.url for one in known if one not in first)
 
 
-def _in_turn(urls: tuple[tuple[str, ...], ...], number: int) -> tuple[str, ...]:
+def in_turn(urls: tuple[tuple[str, ...], ...], number: int) -> tuple[str, ...]:
     """Each split begins with another one of the equally near."""
     return tuple(url for group in urls for url in _rotated(group, number))
 

@@ -22,6 +22,7 @@ from natslog.http import (
     publishing,
     purging,
     ranges,
+    read_plans,
     search,
     security,
     sessions,
@@ -186,6 +187,15 @@ _OF_MESSAGES_AND_RANGES = (
         body_kept="no",
     ),
     Endpoint("POST /v1/splits", many_streams.splits, _READS_SEVERAL, most_bytes=_MANY_BYTES, body_kept="no"),
+    Endpoint(
+        "POST /v1/plans",
+        read_plans.plans,
+        _READS_SEVERAL,
+        headers=_CURRENT,
+        most_bytes=_MANY_BYTES,
+        body_kept="no",
+        errors=(404,),
+    ),
     Endpoint(
         "POST /v1/streams/{name}/publish",
         publishing.publish,

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
@@ -27,7 +26,7 @@ from natslog.log.extent import Extent, bytes_between, extent, overlapping
 from natslog.log.hidden_rows import Hiding
 from natslog.log.lag import Lag, lag_at
 from natslog.log.read_plan import FileRange, ReadPlan
-from natslog.log.removed import Hidden, Offsets, RemovedOffsets, offset_range, offset_set
+from natslog.log.removed import Hidden, Offsets, offset_range, offset_set
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import damage, read_batch
 from natslog.log.splits import Stretch, cut_into_splits
@@ -459,6 +458,21 @@ class LogReader:
         self._check_range(start, end)
         return self._chain.on_snapshot(lambda segments: extent(segments, start, end, max_bytes))
 
+    def reach(self, start: int, end: int, *, max_rows: int | None, max_bytes: int | None) -> int:
+        """The end of the beginning of `[start, end)` that has at most so many visible messages, of about so many stored
+        bytes, but one message where there is one; behind all removed offsets that follow them.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange: as `splits`.
+        """
+        removed, reached = self._visibility.removed_below(self._chain.high_watermark), end
+        if max_bytes is not None:
+            one_row = removed.visible_from(start, end, 1)
+            reached = max(one_row, self.extent(start, end, max_bytes).end)
+        if max_rows is not None:
+            reached = min(reached, removed.visible_from(start, end, max_rows))
+        return removed.next_visible(reached, end)
+
     def splits(
         self, start: int, end: int, *, max_bytes: int | None, max_rows: int | None, min_splits: int
     ) -> list[Split]:
@@ -469,6 +483,7 @@ class LogReader:
             OffsetOutOfRange: either is not in the log.
         """
         self._check_range(start, end)
+        removed = self._visibility.removed_below(self._chain.high_watermark)
 
         def cut(segments: list[Segment]) -> list[Split]:
             stretches = [self._stretch(*one, start, end) for one in overlapping(segments, start, end)]
@@ -476,11 +491,10 @@ class LogReader:
             if not stretches or stretches[0].start > start:  # the first segments are lost
                 upto = stretches[0].start if stretches else end
                 stretches.insert(0, Stretch(start, upto, 0, BatchIndex))
-            return cut_into_splits(stretches, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
+            limits = {"max_bytes": max_bytes, "max_rows": max_rows}
+            return cut_into_splits(stretches, removed, min_splits=min_splits, **limits)
 
-        found = self._chain.on_snapshot(cut) if start < end else []
-        removed = self._visibility.removed_below(self._chain.high_watermark)
-        return [_visible_part(one, removed) for one in found] if removed else found
+        return self._chain.on_snapshot(cut) if start < end else []
 
     def _stretch(self, segment: Segment, base_offset: int, end_offset: int, start: int, end: int) -> Stretch:
         """The part of a segment in `[start, end)`. Only for the outer two segments of a range, the index is needed."""
@@ -512,12 +526,6 @@ def _rows_of(batch: pa.RecordBatch, entry: BatchEntry, offsets: Offsets) -> tupl
     if len(rows) == batch.num_rows:
         return offsets, batch
     return offsets, batch.slice(int(rows[0]), 1) if len(rows) == 1 else batch.take(pa.array(rows))
-
-
-def _visible_part(split: Split, removed: RemovedOffsets) -> Split:
-    """The same part, with the number of rows that readers get of it."""
-    assert split.rows is not None, "it was made here"
-    return msgspec.structs.replace(split, rows=split.rows - removed.count(split.start, split.end))
 
 
 def _gaps_of(fd: int, entry: BatchEntry, path: Path) -> BitMap64:

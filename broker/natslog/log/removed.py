@@ -199,6 +199,8 @@ class RemovedOffsets(Hidden):
 
     def visible_from(self, start: int, end: int, count: int) -> int:
         """The offset behind the first `count` visible ones in `[start, end)`; `end` if there are fewer."""
+        if not self.count(start, end):
+            return min(start + count, end)
         low, high = start, end
         while low < high:  # the least end with so many
             middle = (low + high) // 2

@@ -11,10 +11,11 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 from natslog.log.batch_index import BatchIndex
 from natslog.log.extent import position_of
+from natslog.log.removed import RemovedOffsets
 from natslog.model import Split
 
 _NEAR_END = 8  # a cut is moved by up to this fraction of a part, so that it is at the end of a segment
@@ -33,12 +34,18 @@ class Stretch:
 
 
 def cut_into_splits(
-    stretches: Sequence[Stretch], *, max_bytes: int | None, max_rows: int | None, min_splits: int
+    stretches: Sequence[Stretch],
+    removed: RemovedOffsets,
+    *,
+    max_bytes: int | None,
+    max_rows: int | None,
+    min_splits: int,
 ) -> list[Split]:
-    """About equal parts. A batch is cut for `max_rows`, or where there are fewer batches than `min_splits`.
+    """About equal parts. A batch is cut for `max_rows`, or where there are fewer batches than `min_splits`. A part has
+    rows, unless the whole range has none.
 
     Args:
-        stretches: neighbours in offset order, none empty.
+        stretches: neighbours in offset order, none empty. `removed`: offsets that are no rows.
         max_bytes: a part is larger by about the half of a batch at most, or where it is a single batch.
         max_rows: never more. `min_splits`: how many parts at least, as far as there are rows.
     """
@@ -48,11 +55,12 @@ def cut_into_splits(
     count = max(min_splits, -(-line.bytes // max_bytes) if max_bytes else 1)
     edges = _even_edges(line, count)
     if max_rows is not None:
-        edges = [edge for low, high in pairwise(edges) for edge in _limited(line, low, high, max_rows)] + [edges[-1]]
-    edges = _at_least(line, edges, min_splits)
+        limited = (_limited(line, low, high, max_rows, removed) for low, high in pairwise(edges))
+        edges = [*chain.from_iterable(limited), edges[-1]]
+    edges = _with_rows(_at_least(line, edges, min_splits), removed)
     sizes = pairwise(map(line.bytes_before, edges))
     return [
-        Split(start=low, end=high, rows=high - low, bytes=after - before)
+        Split(start=low, end=high, rows=high - low - removed.count(low, high), bytes=after - before)
         for (low, high), (before, after) in zip(pairwise(edges), sizes, strict=True)
     ]
 
@@ -117,16 +125,26 @@ def _even_edges(line: _Line, count: int) -> list[int]:
     return [line.start, *sorted(cuts - {line.start, line.end}), line.end]
 
 
-def _limited(line: _Line, low: int, high: int, max_rows: int) -> Iterator[int]:
+def _limited(line: _Line, low: int, high: int, max_rows: int, removed: RemovedOffsets) -> Iterator[int]:
     """The starts of parts of `[low, high)`, on boundaries where that costs no more than a quarter of a part."""
-    while True:
+    while low < high:
         yield low
-        parts = -(-(high - low) // max_rows)
-        if parts == 1:
+        left = high - low - removed.count(low, high)
+        parts = -(-left // max_rows)
+        if parts <= 1:
             return
-        rows = -(-(high - low) // parts)
-        boundary = line.boundary_upto(low + max_rows)
-        low = boundary if boundary >= low + max(1, rows * 3 // 4) else low + rows
+        rows = -(-left // parts)
+        boundary = line.boundary_upto(removed.visible_from(low, high, max_rows))
+        is_near = boundary >= removed.visible_from(low, high, max(1, rows * 3 // 4))
+        low = boundary if is_near else removed.visible_from(low, high, rows)
+
+
+def _with_rows(edges: list[int], removed: RemovedOffsets) -> list[int]:
+    """The edges of the parts that have rows; removed offsets are in the part before them, or in the first one."""
+    if not removed:
+        return edges
+    starts = [low for low, high in pairwise(edges) if removed.count(low, high) < high - low]
+    return [edges[0], *starts[1:], edges[-1]]
 
 
 def _at_least(line: _Line, edges: list[int], count: int) -> list[int]:

@@ -48,6 +48,7 @@ from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.lags import Lags
 from natslog.node.replicas.positions import Positions
+from natslog.node.replicas.read_plans import ReadPlans
 from natslog.node.replicas.receipts import Receipts
 from natslog.node.replicas.scrubbing import Scrubber
 from natslog.node.replicas.staged_copies import StagedCopies
@@ -154,6 +155,7 @@ class Broker:
         self.operations = Operations(self.cluster)
         self.positions = Positions(self.cluster, self.hosting)
         self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
+        self.read_plans = ReadPlans(self.cluster, self.hosting, self.positions, self.readers)
         self.consumer_cursors = ConsumerCursors(self.cluster, self.hosting, self.positions)
         self.publishing = Publishing(self.link)
         self.watching = Watching(self.cluster, self.hosting, self.positions)
@@ -174,6 +176,8 @@ class Broker:
         cluster.questions.answerers |= {
             "leading": self.positions.here,
             "lags": self.lags.here,
+            "read_places": self.read_plans.places_here,
+            "read_cuts": self.read_plans.cuts_here,
             "consumer_positions": self.consumer_cursors.here,
             "watch": self.watching.here,
             "staged_part": self.staging.piece,

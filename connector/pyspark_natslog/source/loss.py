@@ -50,12 +50,6 @@ def report_loss(options: SourceOptions, loss: Loss) -> None:
     )
 
 
-def log_start_in(error: NatslogError) -> int:
-    """Where the log begins, as the error of the broker states it; 0 if it does not."""
-    stated = error.facts.get("log_start_offset")
-    return stated if isinstance(stated, int) else 0
-
-
 def left_of(
     client: NatslogClient,
     options: SourceOptions,
@@ -122,14 +116,14 @@ def recreated(stream: str, start: int, end: int | None, *, was: str, is_now: str
     return Loss(stream, start, end, why, "use another name for a stream with other messages")
 
 
-def beyond_fork(state: StreamState, position: int, fork: int, *, was: str) -> Loss:
+def beyond_fork(stream: str, position: int, fork: int, *, was: str, is_now: str) -> Loss:
     """The stream was restored from an export that ends before the position of the query."""
     why = (
-        f"the stream was restored from an export that ends at offset {fork} (its id is {state.id}, not {was}), and the "
+        f"the stream was restored from an export that ends at offset {fork} (its id is {is_now}, not {was}), and the "
         f"query has read the original up to {position}. From {fork} on the restored stream has other messages"
     )
     remedy = f"restore a newer export, or begin a new checkpoint at offset {fork} (startingOffsets)"
-    return Loss(state.name, fork, position, why, remedy)
+    return Loss(stream, fork, position, why, remedy)
 
 
 def shorter(stream: str, start: int, end: int, high_watermark: int) -> Loss:

@@ -10,14 +10,16 @@ from pyspark.sql.types import StructType
 
 from natslog.client import NatslogClient
 from natslog.errors import ConfigError, StreamNotFound
+from natslog.planning import AskedPlan, ReadPosition
 from pyspark_natslog.plain_errors import plain_errors
 from pyspark_natslog.source.options import CURSOR, FIRST_ANSWER_WITHIN_S, SourceOptions
 from pyspark_natslog.source.parallelism import default_parallelism
 from pyspark_natslog.source.positions import begins_with_log, resolve_end, resolve_start
+from pyspark_natslog.source.read_plans import planned, report_losses, task_limits
 from pyspark_natslog.source.schema import checked_columns
 from pyspark_natslog.source.selection import StreamState
 from pyspark_natslog.source.spans import batch_read
-from pyspark_natslog.source.splits import OffsetRange, Task, plan_tasks
+from pyspark_natslog.source.splits import Task, tasks_of
 
 
 @plain_errors("partitions")
@@ -46,20 +48,31 @@ class BatchReader(DataSourceReader):
             for name in options.selection.names:
                 if name not in states:
                     raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
-            ranges = [self._range(client, state, states) for state in states.values()]
-            return plan_tasks(client, options, ranges, default_parallelism())
+            as_of = {name: client.latest_as_of(name) for name in states} if options.is_latest_view else {}
+            ranges = {name: self._range(client, state, states, as_of.get(name)) for name, state in states.items()}
+            return self._planned(client, {name: one for name, one in ranges.items() if one.start != one.end}, as_of)
 
-    def _range(self, client: NatslogClient, state: StreamState, states: Mapping[str, StreamState]) -> OffsetRange:
+    def _planned(
+        self, client: NatslogClient, positions: dict[str, ReadPosition], as_of: Mapping[str, int]
+    ) -> Sequence[Task]:
+        if not positions:
+            return []
+        limits = task_limits(self._options.cutting, default_parallelism())
+        plan = planned(client, AskedPlan(streams=frozenset(positions), positions=positions, tasks=limits))
+        report_losses(self._options, plan, positions)
+        return tasks_of(plan, {name for name, one in positions.items() if one.is_open}, as_of)
+
+    def _range(
+        self, client: NatslogClient, state: StreamState, states: Mapping[str, StreamState], as_of: int | None
+    ) -> ReadPosition:
         options = self._options
-        as_of = client.latest_as_of(state.name) if options.is_latest_view else None
         end = resolve_end(client, options.end, state) if as_of is None else as_of
         start = resolve_start(client, options, options.start, state, end, selected=states.keys())
         if start > end and self._may_cross(state.name):
             start = end
         if start > end:
             raise ConfigError(f"stream {state.name!r}: the start, offset {start}, is above the end, offset {end}")
-        is_open = begins_with_log(options.start, state.name)
-        return OffsetRange(state.name, state.id, start, end, as_of=as_of, is_open=is_open)
+        return ReadPosition(state.id, start, end, begins_with_log(options.start, state.name))
 
     def _may_cross(self, stream: str) -> bool:
         """The end is resolved before the start; if the start is a time or a cursor, messages may have been recorded

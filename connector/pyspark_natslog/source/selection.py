@@ -65,17 +65,17 @@ class Selection:
         return self.group is not None or name in self.names
 
     def states(
-        self, client: NatslogClient, seen: Mapping[str, StreamState] = MappingProxyType({}), wait_ms: int = 0
+        self, client: NatslogClient, seen: Mapping[str, tuple[str, int]] = MappingProxyType({}), wait_ms: int = 0
     ) -> dict[str, StreamState]:
         """All selected streams that exist now, by name. Waits for a stream that has no leader at the moment.
 
         Args:
-            seen: the states that the caller has. `wait_ms`: waits so long until one of them is outdated.
+            seen: id and high watermark of each, as the caller has them. `wait_ms`: waits so long until one of them is
+                outdated.
         """
-        known = {name: (state.id, state.high_watermark) for name, state in seen.items()}
         found = {}
         for body in client.positions(
-            names=self.names or None, pattern=self.pattern, group=self.group, seen=known, wait_ms=wait_ms
+            names=self.names or None, pattern=self.pattern, group=self.group, seen=seen, wait_ms=wait_ms
         ):
             try:
                 found[body["name"]] = StreamState.of(_position(client, body))

@@ -6,9 +6,11 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from natslog.log.batch_index import BatchEntry, BatchIndex
 from natslog.log.extent import bytes_between
+from natslog.log.removed import RemovedOffsets
 from natslog.log.splits import Stretch, cut_into_splits
 from natslog.model import Split
 
@@ -20,6 +22,7 @@ class Segments:
 
     def __init__(self, segments: list[list[tuple[int, int]]], start: int = 0, end: int | None = None) -> None:
         self.indexes_read: list[int] = []
+        self.removed = RemovedOffsets()
         self.entries_read = 0
         self.batches: list[Batch] = []
         self.stretches: list[Stretch] = []
@@ -45,7 +48,8 @@ class Segments:
         return read
 
     def cut(self, max_bytes: int | None = None, max_rows: int | None = None, min_splits: int = 1) -> list[Split]:
-        return cut_into_splits(self.stretches, max_bytes=max_bytes, max_rows=max_rows, min_splits=min_splits)
+        limits = {"max_bytes": max_bytes, "max_rows": max_rows}
+        return cut_into_splits(self.stretches, self.removed, min_splits=min_splits, **limits)
 
 
 class CountedIndex(BatchIndex):
@@ -109,6 +113,30 @@ def test_splits_cover_the_range_once_and_obey_their_limits(
     if max_rows is None and min_splits == 1:
         edges = {start for start, _, _ in segments.batches} | {start, segments.end}
         assert {split.start for split in splits} <= edges, "no batch is cut without need"
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    log=logs,
+    gaps=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 300)), max_size=6),
+    min_splits=st.integers(1, 20),
+    max_rows=st.none() | st.integers(1, 50),
+)
+def test_removed_offsets_are_no_rows_and_make_no_splits(
+    log: list[list[tuple[int, int]]], gaps: list[tuple[int, int]], min_splits: int, max_rows: int | None
+) -> None:
+    segments = Segments(log)
+    gone = {at for start, count in gaps for at in range(start, min(start + count, segments.end))}
+    segments.removed.record(BitMap64(gone))
+    splits = segments.cut(None, max_rows, min_splits)
+    assert (splits[0].start, splits[-1].end) == (0, segments.end)
+    assert all(left.end == right.start for left, right in pairwise(splits))
+    assert [one.rows for one in splits] == [len(set(range(one.start, one.end)) - gone) for one in splits]
+    rows = segments.end - len(gone)
+    assert all(one.rows for one in splits) or (rows == 0 and len(splits) == 1)
+    if max_rows is not None:
+        assert max(one.rows for one in splits) <= max_rows
+        assert len(splits) <= min_splits + 2 * -(-rows // max_rows)
 
 
 @settings(deadline=None)

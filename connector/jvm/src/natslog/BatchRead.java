@@ -3,6 +3,7 @@ package natslog;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
@@ -47,11 +48,19 @@ final class BatchRead implements Batch {
 
   private List<List<Range>> planned() {
     Broker broker = new Broker(settings, Settings.FIRST_ANSWER_WITHIN_S);
-    return new Planner(broker, settings).tasks(ranges(broker), Tasks.cores());
+    Map<String, ReadPlans.From> positions = new TreeMap<>();
+    ranges(broker).stream().filter(one -> one.rows() > 0).forEach(one -> positions.put(
+        one.stream(), new ReadPlans.From(one.id(), one.start(), one.end(), one.isOpen(), List.of())));
+    if (positions.isEmpty()) {
+      return List.of();
+    }
+    ReadPlans.Plan plan = new ReadPlans(broker, settings).planned(ReadPlans.Asked.of(positions, false), List.of());
+    Loss.report(settings, plan, positions);
+    return plan.tasks();
   }
 
   private List<Range> ranges(Broker broker) {
-    Map<String, StreamState> states = StreamState.selected(broker, settings, Map.of(), 0);
+    Map<String, StreamState> states = StreamState.selected(broker, settings);
     checkAllThere(settings, states);
     Resolver resolver = new Resolver(broker, settings);
     List<Range> ranges = new ArrayList<>();

@@ -1,6 +1,7 @@
 package natslog;
 
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
@@ -66,6 +67,25 @@ final class Loss {
         loss + ". Read them from a copy, or accept the loss: with .option(\"failOnDataLoss\", \"false\") the query "
             + "continues after it; " + remedy,
         false, facts);
+  }
+
+  /** What a plan states as lost of these positions. Raises or logs that. */
+  static void report(Settings settings, ReadPlans.Plan plan, Map<String, ReadPlans.From> positions) {
+    positions.forEach((name, from) -> {
+      ReadPlans.Stream stream = plan.streams().get(name);
+      if (stream == null && "deleted".equals(plan.others().get(name))) {
+        report(settings, name, from.start(), from.end(), DELETED);
+      }
+      for (ReadPlans.Lost lost : stream == null ? List.<ReadPlans.Lost>of() : stream.lost()) {
+        switch (lost.why()) {
+          case "recreated" ->
+              recreated(settings, name, lost.start(), lost.end(), from.id(), stream.state().id());
+          case "forked" -> beyondFork(settings, stream.state(), lost.end(), lost.start(), from.id());
+          case "shorter" -> shorter(settings, name, lost.start(), lost.end(), stream.state().end());
+          default -> report(settings, name, lost.start(), lost.end(), REMOVED);
+        }
+      }
+    });
   }
 
   static void recreated(Settings settings, String stream, long start, Long end, String was, String isNow) {

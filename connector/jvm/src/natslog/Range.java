@@ -22,10 +22,6 @@ record Range(
     return end - start;
   }
 
-  Range within(long newStart, long newEnd) {
-    return new Range(stream, id, newStart, newEnd, urls, 0, epoch, isOpen);
-  }
-
   /** Where it begins now, as the broker states it with an error; `at` where nothing before it was removed. */
   long leftFrom(long at, long upto, NatslogException error) {
     boolean isStated = isOpen && error.is("offset_out_of_range");

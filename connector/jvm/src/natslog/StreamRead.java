@@ -1,6 +1,5 @@
 package natslog;
 
-import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.JsonNodeFactory;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
@@ -39,16 +38,14 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
   private static final double OTHERS_S = 10;
   private static final long FIRST_EPOCH = 1;
 
-  private record Plan(String start, String end, List<Range> ranges, List<List<Range>> tasks) {}
-
-  private record Wanted(Position first, long end) {}
+  private record Plan(String start, String end, List<List<Range>> tasks) {}
 
   private record Begun(String id, long offset) {}
 
   private final Settings settings;
   private final List<String> columns;
   private final Broker broker;
-  private final Planner planner;
+  private final ReadPlans plans;
   private final Lag lag;
   private final Admitter admitter;
   private final Set<Begun> open = new HashSet<>(); // where the logs began when this query did
@@ -70,7 +67,7 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     this.settings = settings;
     this.columns = columns;
     this.broker = new Broker(settings, Settings.FIRST_ANSWER_WITHIN_S);
-    this.planner = new Planner(broker, settings);
+    this.plans = new ReadPlans(broker, settings);
     this.lag = new Lag(settings);
     this.admitter = new Admitter(settings);
   }
@@ -120,17 +117,15 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
   public Offset latestOffset(Offset start, ReadLimit limit) {
     Position.All from = noted(start);
     String startJson = from.json();
-    long waitMs = waitForNewsMs(startJson);
-    Map<String, StreamState> seen = waitMs > 0 ? latest : Map.of();
-    Map<String, Wanted> wanted = new HashMap<>();
-    from.byStream.forEach((name, at) -> wanted.put(name, new Wanted(at, at.offset())));
+    boolean isLimited = !(limit instanceof ReadAllAvailable);
+    ReadPlans.Asked asked = asked(startJson, from.byStream, isLimited);
     idleAt = null;
-    Map<String, StreamState> states;
+    ReadPlans.Plan plan;
     if (target != null) { // returning the same position would end the run too early
-      states = untilAvailable(() -> statesFor(wanted, Map.of(), 0, false));
+      plan = untilAvailable(() -> plans.planned(asked, left));
     } else {
       try {
-        states = statesFor(wanted, seen, waitMs, false);
+        plan = plans.planned(asked, left);
       } catch (NatslogException error) {
         if (shouldRaise(error)) {
           throw error;
@@ -139,36 +134,45 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
       }
     }
     awaySinceNs = null;
-    latest = states;
-    Map<String, Position> begin = begin(from.byStream, states);
-    Map<String, Long> waiting = new LinkedHashMap<>();
-    begin.forEach((name, at) -> waiting.put(name, Math.max(0, limitOf(states.get(name)) - at.offset())));
-    Map<String, Long> admitted = limit instanceof ReadAllAvailable
-        ? waiting : admitter.admit(waiting, (name, maxBytes) -> reach(name, begin, waiting, maxBytes), target != null);
+    latest = new TreeMap<>();
+    plan.streams().forEach((name, one) -> latest.put(name, one.state()));
+    noteMissing(from.byStream, plan, asked);
+    Map<String, List<Position.Share>> shares = ReadPlans.shares(plan.tasks());
     Map<String, Position> upto = new TreeMap<>();
-    List<Range> ranges = new ArrayList<>();
-    begin.forEach((name, at) -> {
-      long rows = admitted.get(name);
-      upto.put(name, moved(at, from.byStream.get(name), rows, states.get(name)));
-      if (rows > 0) {
-        ranges.add(new Range(name, at.id(), at.offset(), at.offset() + rows, isOpen(at)));
-      }
+    plan.streams().forEach((name, one) -> {
+      Position before = from.byStream.get(name);
+      upto.put(name, moved(begun(before, one), before, one, shares.getOrDefault(name, List.of())));
     });
-    List<List<Range>> tasks = untilAvailable(() -> planner.tasks(ranges, Tasks.cores()));
-    Planner.shares(tasks).forEach((name, shares) -> upto.put(name, upto.get(name).with(shares)));
     from.byStream.forEach((name, at) -> {
       if (left.contains(name)) {
         upto.putIfAbsent(name, at);
       }
     });
+    if (isLimited) {
+      admitter.note(plan.streams());
+    }
     Position.All found = new Position.All(upto);
     end = upto;
-    planned = new Plan(startJson, found.json(), ranges, tasks);
+    planned = new Plan(startJson, found.json(), plan.tasks());
     if (found.json().equals(startJson)) {
       idleAt = startJson;
-      idleRows = waiting.values().stream().mapToLong(Long::longValue).sum();
+      idleRows = plan.streams().values().stream().mapToLong(ReadPlans.Stream::waitingRows).sum();
     }
     return found;
+  }
+
+  private ReadPlans.Asked asked(String start, Map<String, Position> from, boolean isLimited) {
+    long waitMs = waitForNewsMs(start);
+    Map<String, ReadPlans.From> positions = new LinkedHashMap<>();
+    for (String name : admitter.inTurn(from.keySet())) {
+      if (settings.couldHold(name)) {
+        Position at = from.get(name);
+        positions.put(name, new ReadPlans.From(at.id(), at.offset(), null, isOpen(at), List.of()));
+      }
+    }
+    Map<String, Long> limits = isLimited ? admitter.limits(target != null) : Map.of();
+    return new ReadPlans.Asked(StreamState.selection(settings), positions, target, limits, false,
+        waitMs > 0 ? latest : Map.of(), waitMs);
   }
 
   /** For how long brokers may wait until something differs: not before a trigger has found no rows. */
@@ -191,68 +195,24 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
   }
 
   private Map<String, StreamState> states() {
-    return StreamState.selected(broker, settings, Map.of(), 0);
+    return StreamState.selected(broker, settings);
   }
 
-  /**
-   * Something that is wanted is missing only if the newest leader has confirmed it for some time.
-   *
-   * @param withOthers also streams that the options do not select any more
-   */
-  private Map<String, StreamState> statesFor(
-      Map<String, Wanted> wanted, Map<String, StreamState> seen, long waitMs, boolean withOthers) {
-    long[] leftMs = {waitMs};
-    return StreamState.confirmed(() -> {
-      Map<String, StreamState> states = StreamState.selected(broker, settings, seen, leftMs[0]);
-      leftMs[0] = 0;
-      Set<String> asked = new HashSet<>(missing(wanted, states));
-      if (withOthers) {
-        asked.addAll(wanted.keySet());
-        asked.removeIf(name -> states.containsKey(name) && !missing(wanted, states).contains(name));
-      }
-      for (String name : asked) {
-        StreamState now = withOthers || states.containsKey(name) ? StreamState.newest(broker, name) : null;
-        if (now != null) {
-          states.put(name, now);
-        }
-      }
-      return states;
-    }, states -> !missing(wanted, states).isEmpty());
-  }
-
-  private List<String> missing(Map<String, Wanted> wanted, Map<String, StreamState> states) {
-    List<String> found = new ArrayList<>();
-    wanted.forEach((name, part) -> {
-      StreamState state = states.get(name);
-      Long validTo = state == null ? null : state.validTo(part.first.id());
-      boolean isMissing = validTo == null
-          ? state != null || (settings.couldHold(name) && !left.contains(name))
-          : (part.first.offset() < state.start() && !isOpen(part.first)) || part.end > Math.min(state.end(), validTo);
-      if (isMissing) {
-        found.add(name);
-      }
-    });
-    return found;
-  }
-
-  /** Where reading continues in each selected stream that exists; losses are reported. */
-  private Map<String, Position> begin(Map<String, Position> position, Map<String, StreamState> states) {
-    Map<String, Position> found = new TreeMap<>();
-    position.forEach((name, at) -> {
-      if (states.containsKey(name)) {
-        left.remove(name);
-        found.put(name, effectiveStart(at, states.get(name)));
-      } else if (!left.contains(name)) {
-        noteMissing(name, at);
-      }
-    });
-    states.forEach((name, state) -> {
-      if (!position.containsKey(name) && (target == null || target.containsKey(name))) {
-        found.put(name, new Position(state.id(), state.start(), state.start()));
-        open.add(new Begun(state.id(), state.start()));
-      }
-    });
-    return found;
+  /** Where reading continues in a stream. One that is new, or was created again, has `start`. */
+  private Position begun(Position at, ReadPlans.Stream stream) {
+    StreamState state = stream.state();
+    boolean goesOn = at != null && at.id().equals(state.id());
+    if (at == null || (goesOn && isOpen(at))) {
+      open.add(new Begun(state.id(), stream.start()));
+    }
+    if (target != null && (!target.containsKey(state.name()) || !target.get(state.name()).id().equals(state.id()))) {
+      target.put(state.name(), new Position(state.id(), state.end(), null)); // created again since
+    }
+    if (!goesOn) {
+      return new Position(state.id(), stream.start(), stream.start());
+    }
+    return at.offset() == stream.start() ? at
+        : new Position(at.id(), stream.start(), at.start() == null ? null : Long.valueOf(stream.start()));
   }
 
   /** Whether nothing was read yet from where the log began. */
@@ -260,98 +220,34 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     return open.contains(new Begun(at.id(), at.offset()));
   }
 
-  /** A stream that was read is not among the selected ones: it has left the selection, or it was deleted. */
-  private void noteMissing(String name, Position at) {
-    boolean hasLeft = settings.group == null
-        ? !settings.couldHold(name) : untilAvailable(() -> StreamState.newest(broker, name)) != null;
-    if (!hasLeft) {
-      Loss.report(settings, name, at.offset(), null, Loss.DELETED);
-      gone.put(name, at);
-      return;
-    }
-    LOG.warn("{} does not select stream '{}': it is not read, and the checkpoint keeps its position {}. If it is "
-        + "selected again, it continues there", settings.selection(), name, at.offset());
-    left.add(name);
-  }
-
-  /** How far this stream is read: with `availableNow`, not beyond its end when the run started. */
-  private long limitOf(StreamState state) {
-    if (target == null) {
-      return state.end();
-    }
-    Position at = target.get(state.name());
-    if (at == null || !at.id().equals(state.id())) { // created again since: its target is its current end
-      at = new Position(state.id(), state.end(), null);
-      target.put(state.name(), at);
-    }
-    return Math.min(state.end(), at.offset());
-  }
-
-  private Object[] reach(String name, Map<String, Position> begin, Map<String, Long> waiting, Long maxBytes) {
-    Position at = begin.get(name);
-    Range whole = new Range(name, at.id(), at.offset(), at.offset() + waiting.get(name), isOpen(at));
-    for (long start = whole.start(); start < whole.end(); ) {
-      Map<String, Object> query = new LinkedHashMap<>();
-      query.put("start", start);
-      query.put("end", whole.end());
-      query.put("max_bytes", maxBytes);
-      try {
-        JsonNode found = untilAvailable(
-            () -> broker.get("/v1/streams/" + Broker.inPath(name) + "/extent", query));
-        JsonNode bytes = found.path("bytes");
-        return new Object[] {
-          found.path("end").asLong() - whole.start(),
-          bytes.isIntegralNumber() ? Long.valueOf(bytes.asLong()) : null
-        };
-      } catch (NatslogException error) {
-        long first = whole.leftFrom(start, whole.end(), error);
-        if (first == start) {
-          throw error;
-        }
-        start = first;
+  /** Reports losses. A stream that was read and is not planned has left the selection, or it was deleted. */
+  private void noteMissing(Map<String, Position> from, ReadPlans.Plan plan, ReadPlans.Asked asked) {
+    left.removeAll(plan.streams().keySet());
+    Map<String, ReadPlans.From> known = new TreeMap<>(asked.positions());
+    known.keySet().removeAll(left);
+    from.forEach((name, at) -> {
+      if (plan.streams().containsKey(name) || left.contains(name)) {
+        return;
       }
-    }
-    return new Object[] {whole.rows(), 0L};
+      if ("deleted".equals(plan.others().get(name))) {
+        gone.put(name, at);
+        return;
+      }
+      LOG.warn("{} does not select stream '{}': it is not read, and the checkpoint keeps its position {}. If it is "
+          + "selected again, it continues there", settings.selection(), name, at.offset());
+      left.add(name);
+    });
+    Loss.report(settings, plan, known);
   }
 
-  /** Where reading can continue; the range before it is reported as lost. */
-  private Position effectiveStart(Position at, StreamState state) {
-    Long validTo = state.validTo(at.id());
-    if (validTo == null) {
-      Loss.recreated(settings, state.name(), at.offset(), null, at.id(), state.id());
-      return new Position(state.id(), state.start(), state.start());
-    }
-    if (at.offset() > validTo) {
-      Loss.beyondFork(settings, state, at.offset(), validTo, at.id());
-    }
-    Position found = at;
-    if (!state.id().equals(at.id())) { // restored from an export: the same messages at the same offsets
-      long offset = Math.min(at.offset(), validTo);
-      found = new Position(state.id(), offset, offset);
-    }
-    if (found.offset() < state.start() && isOpen(found)) {
-      open.add(new Begun(found.id(), state.start()));
-      return new Position(found.id(), state.start(), found.start() == null ? null : Long.valueOf(state.start()));
-    }
-    if (found.offset() < state.start()) {
-      Loss.report(settings, state.name(), found.offset(), state.start(), Loss.REMOVED);
-      return new Position(found.id(), state.start(), found.start() == null ? null : Long.valueOf(state.start()));
-    }
-    if (found.offset() > state.end()) {
-      Loss.shorter(settings, state.name(), state.end(), found.offset(), state.end());
-      return new Position(found.id(), state.end(), null);
-    }
-    return found;
-  }
-
-  /** The position after `rows` more. One that does not move keeps its text. */
-  private static Position moved(Position at, Position before, long rows, StreamState state) {
-    if (rows == 0) {
+  /** The position behind what is read. One that does not move keeps its text. */
+  private static Position moved(Position at, Position before, ReadPlans.Stream stream, List<Position.Share> tasks) {
+    if (stream.end() == stream.start()) {
       return at;
     }
     boolean hasJoined = before == null || !before.id().equals(at.id());
-    long epoch = state.epoch() > FIRST_EPOCH ? state.epoch() : 0; // no leader is older than that of the first
-    return new Position(at.id(), at.offset() + rows, hasJoined ? at.start() : null, List.of(), epoch);
+    long epoch = stream.state().epoch() > FIRST_EPOCH ? stream.state().epoch() : 0; // no leader is older than the first
+    return new Position(at.id(), stream.end(), hasJoined ? at.start() : null, tasks, epoch);
   }
 
   /** The answer; waits while brokers are unavailable, or streams have no leader. */
@@ -410,54 +306,18 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     if (moved.isEmpty()) {
       return new InputPartition[0];
     }
-    Map<String, Wanted> wanted = new TreeMap<>();
+    Map<String, ReadPlans.From> positions = new TreeMap<>();
     moved.forEach((name, last) -> {
       Position first = begin.byStream.get(name);
       boolean goesOn = first != null && first.id().equals(last.id());
-      long joined = last.start() == null ? 0 : last.start();
-      wanted.put(name, new Wanted(goesOn ? first : new Position(last.id(), joined, null), last.offset()));
+      long from = goesOn ? first.offset() : last.start() == null ? 0 : last.start();
+      boolean isOpen = open.contains(new Begun(last.id(), from));
+      positions.put(name, new ReadPlans.From(last.id(), from, last.offset(), isOpen, last.tasks()));
     });
-    Map<String, StreamState> states = untilAvailable(() -> statesFor(wanted, Map.of(), 0, true));
-    List<Range> ranges = new ArrayList<>();
-    Map<String, List<Position.Share>> numbered = new TreeMap<>();
-    moved.forEach((name, last) -> {
-      Range range = rangeOf(name, wanted.get(name).first.offset(), last, states.get(name));
-      if (range != null && range.rows() > 0) {
-        ranges.add(range);
-      }
-      numbered.put(name, last.tasks());
-    });
-    if (planned != null && planned.ranges.equals(ranges)) {
-      return Tasks.partitions(planned.tasks);
-    }
-    return Tasks.partitions(untilAvailable(() -> planner.tasksAgain(ranges, numbered)));
-  }
-
-  /** The part of a batch in one stream that can still be read; null where there is none. */
-  private Range rangeOf(String name, long begun, Position last, StreamState state) {
-    if (state == null) {
-      Loss.report(settings, name, begun, last.offset(), Loss.DELETED);
-      return null;
-    }
-    Long validTo = state.validTo(last.id());
-    if (validTo == null) {
-      Loss.recreated(settings, name, begun, last.offset(), last.id(), state.id());
-      return null;
-    }
-    long end = last.offset();
-    if (end > validTo) {
-      Loss.beyondFork(settings, state, end, validTo, last.id());
-      if (begun >= validTo) {
-        return null;
-      }
-      end = validTo;
-    }
-    long low = Math.min(effectiveStart(new Position(last.id(), begun, null), state).offset(), end);
-    long high = Math.min(end, state.end());
-    if (high < end) {
-      Loss.shorter(settings, name, Math.max(low, high), end, high);
-    }
-    return new Range(name, state.id(), low, high, isOpen(new Position(last.id(), low, null)));
+    ReadPlans.Plan plan = untilAvailable(() -> plans.planned(ReadPlans.Asked.of(positions, true), List.of()));
+    Loss.report(settings, plan, positions);
+    boolean isEmpty = plan.tasks().stream().allMatch(List::isEmpty);
+    return isEmpty ? new InputPartition[0] : Tasks.partitions(plan.tasks());
   }
 
   @Override

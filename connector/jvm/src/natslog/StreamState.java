@@ -45,25 +45,42 @@ record StreamState(String name, String id, long start, long end, long epoch, Map
         body.path("leader_epoch").asLong(0), lineage);
   }
 
-  private static NatslogException outdated(JsonNode body) {
+  /** As a plan states it. */
+  static StreamState planned(String name, JsonNode body) {
+    Map<String, Long> lineage = new HashMap<>();
+    body.path("lineage").fields().forEachRemaining(one -> lineage.put(one.getKey(), one.getValue().asLong()));
+    return new StreamState(name, body.path("id").asText(), body.path("log_start_offset").asLong(),
+        body.path("high_watermark").asLong(), body.path("leader_epoch").asLong(0), lineage);
+  }
+
+  static NatslogException outdated(JsonNode body) {
     return Epochs.outdated(body.path("id").asText(null), body.path("leader_epoch").asLong(0));
   }
 
-  /** All selected streams that exist now, by name. Waits for a stream that has no leader at the moment. */
+  /** All streams that the options select and that exist now, by name. */
+  static Map<String, StreamState> selected(Broker broker, Settings settings) {
+    return selected(broker, selection(settings), Map.of(), 0);
+  }
+
+  /** As requests state it. */
+  static Map<String, Object> selection(Settings settings) {
+    return settings.pattern != null ? Map.of("pattern", settings.pattern)
+        : settings.group != null ? Map.of("group", settings.group) : Map.of("streams", settings.names);
+  }
+
+  /** Id and end of each, as requests state them. */
+  static Map<String, Object> known(Map<String, StreamState> seen) {
+    Map<String, Object> known = new TreeMap<>();
+    seen.forEach((name, state) -> known.put(name, List.of(state.id, state.end)));
+    return known;
+  }
+
+  /** Waits for a stream that has no leader at the moment; for `waitMs` until something differs from what was seen. */
   static Map<String, StreamState> selected(
-      Broker broker, Settings settings, Map<String, StreamState> seen, long waitMs) {
-    Map<String, Object> body = new LinkedHashMap<>();
-    if (settings.pattern != null) {
-      body.put("pattern", settings.pattern);
-    } else if (settings.group != null) {
-      body.put("group", settings.group);
-    } else {
-      body.put("streams", settings.names);
-    }
+      Broker broker, Map<String, Object> selection, Map<String, StreamState> seen, long waitMs) {
+    Map<String, Object> body = new LinkedHashMap<>(selection);
     if (waitMs > 0) {
-      Map<String, Object> known = new TreeMap<>();
-      seen.forEach((name, state) -> known.put(name, List.of(state.id, state.end)));
-      body.put("seen", known);
+      body.put("seen", known(seen));
       body.put("wait_ms", waitMs);
     }
     JsonNode listed = broker.post("/v1/positions", body, List.of(), waitMs / 1000.0, StreamState::unlessCurrent);
@@ -82,7 +99,7 @@ record StreamState(String name, String id, long start, long end, long epoch, Map
     return found;
   }
 
-  private static NatslogException unlessCurrent(Broker.Answer answer) {
+  static NatslogException unlessCurrent(Broker.Answer answer) {
     boolean isCurrent = !"false".equals(answer.header().apply("Natslog-Current"));
     return isCurrent ? null : new NatslogException("metadata_unavailable",
         "the broker has no session with the metadata leader: its list may be outdated", true, Map.of());
