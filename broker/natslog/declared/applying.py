@@ -15,7 +15,6 @@ from typing import Any, Literal, assert_never
 from natslog.client import NatslogClient
 from natslog.declared.plan import Planned
 from natslog.errors import BrokerUnavailable, NatslogError
-from natslog.model import subjects_of
 
 AT_ONCE = 8
 """Requests; a client has as many connections."""
@@ -83,7 +82,8 @@ class _Run:
             case "create":
                 (body,) = step.requests
                 settings = {name: value for name, value in body.items() if name not in ("subject", "subjects")}
-                self._client.create_stream(step.stream, subjects_of(body), **settings)
+                subjects = body["subjects"] if "subjects" in body else body["subject"]
+                self._client.create_stream(step.stream, subjects, **settings)
             case "change":
                 for edit in step.requests:
                     condition = {"id": step.id} | ({} if version is None else {"if_version": version})

@@ -72,6 +72,7 @@ def leader(epoch: int, high_watermark: int) -> Answers:
     return Answers(
         orders=(200, shown, headers),
         streams=(200, [shown], {"Natslog-Current": "true"}),
+        positions=(200, [shown], {"Natslog-Current": "true"}),
         splits=(416, beyond.to_json(), {}),
         offsets=(200, {"offset": high_watermark, "timestamp": None}, headers),
         messages=(200, empty_table(), headers | ended),

@@ -20,13 +20,13 @@ def test_messages_that_are_removed_meanwhile_do_not_fail_the_request(
     log = open_log(tmp_path / "log")
     for at in range(3):
         log.append(rows([b"x"]), at + 1)
-    size_of = log.message_bytes
+    size_of = log.message_bytes.total
 
     def removing(start: int, end: int) -> int:
         log.limits.move_to(removed_below)
         return size_of(start, end)
 
-    monkeypatch.setattr(log, "message_bytes", removing)
+    monkeypatch.setattr(log.message_bytes, "total", removing)
     state = state_of(log)
     assert (state.messages, state.first_seq, state.last_seq) == (3, 1, 3)
     assert (state.first_ts, state.last_ts) == (first_ts, time_of(3))

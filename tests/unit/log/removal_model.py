@@ -848,7 +848,7 @@ class Stream:
         work: dict[str, Callable[[], object]] = {
             "rewrite": lambda: replica.log.upkeep.rewrite_next(_NO_WINDOW_US),
             "erase": lambda: replica.erase_next(self.now_us),
-            "seal": replica.log.seal_next,
+            "seal": replica.log.upkeep.seal_next,
             "merge": replica.merge_next,
         }
         if not replica.is_damaged and replica.crash_within(work[name], call, tears=tears):

@@ -100,7 +100,7 @@ def test_edited_expiry_concerns_stored_messages_and_is_the_same_after_a_restart(
     log.close()
     again = open_log(log_folder)
     again.visibility.set_expiry(now, 0)
-    again.apply_rules()
+    again.upkeep.apply_rules()
     expected = {0} if now.tombstones_us == SECOND_US else set()
     expected |= {1} if now.has_own else set()
     assert set(edited) == set(again.visibility.expired(10 * SECOND_US, leads=False)) == expected

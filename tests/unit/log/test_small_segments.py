@@ -50,7 +50,7 @@ def seal_all(log: ReplicaLog) -> None:
 
 
 def merge_all(log: ReplicaLog) -> int:
-    return sum(1 for _ in iter(log.merge_next, False))
+    return sum(1 for _ in iter(log.upkeep.merge_next, False))
 
 
 def sealed(log: ReplicaLog) -> list[SealedSegment]:

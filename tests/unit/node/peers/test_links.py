@@ -394,7 +394,7 @@ def test_authority_that_is_not_trusted_any_more_ends_no_link_and_begins_none(tmp
             links = Links(one, tls)  # type: ignore[arg-type]
             links.dial({f"https://127.0.0.1:{port}"})
             (link,) = links.all
-            await until(lambda: "it is not a broker (HTTP 404)" in link.problem)
+            await until(lambda: "it answered HTTP 404" in link.problem)
             tls.dialling = ssl.create_default_context(cafile=str(tmp_path / "ours" / "ca.pem"))
             await until(lambda: "the TLS handshake failed" in link.problem)
             assert link.failure.message == link.problem
