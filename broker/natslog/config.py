@@ -308,6 +308,8 @@ def _parsed(one: Stated, given: Any) -> Any:
     """Raises ConfigError."""
     try:
         value = one.setting.from_text(given, one.name) if isinstance(given, str) else given
+        if isinstance(one.setting, Flag) and value in (0, 1):  # as files of 0.2.0 may have it
+            value = bool(value)
         return one.setting.parse(value, one.name)
     except InvalidRequest as error:
         raise ConfigError(f"invalid setting: {error.message}", **error.facts) from error

@@ -14,6 +14,7 @@ first that have waited longest reads every stream.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
@@ -21,10 +22,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from natslog.subjects import MAX_NAME_CHARS
+
 MAX_OFFSET = 2**62
+MAX_WAIT_MS = 60_000
 MAX_RANGES = 100_000
 """Of a plan."""
 MAX_TASKS = 100_000
+_BINS_TRIED = 8
 _MAX_TASK_NUMBER = 1_000_000  # of older versions
 
 _WORTH_SPLITTING_ROWS = 64 * 1024
@@ -34,6 +39,7 @@ _ROUNDS = 2  # of tasks on all cores, before tasks become larger
 
 Problem = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Problem"})]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+Wait = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 Limit = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 TaskEnds: TypeAlias = list[tuple[Annotated[int, Meta(ge=0, le=_MAX_TASK_NUMBER)], Offset]]
 """Of one range: (number of the task, exclusive end of what it reads), ends rising."""
@@ -88,7 +94,7 @@ class AskedPlan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     streams: frozenset[str] | None = None
-    pattern: str | None = None
+    pattern: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     group: str | None = None
     positions: dict[str, ReadPosition] = {}
     ends: dict[str, tuple[str, Offset]] = {}
@@ -97,7 +103,7 @@ class AskedPlan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tasks: TaskLimits = msgspec.field(default_factory=TaskLimits)
     is_repeated: bool = False
     seen: dict[str, tuple[str, int]] = {}
-    wait_ms: int = 0
+    wait_ms: Wait = 0
 
 
 class LostRange(msgspec.Struct, frozen=True):
@@ -309,17 +315,30 @@ class Division:
         """At least as many tasks as there should be if there are as many parts, of about equal size. A task exceeds the
         limits only if a single part does.
         """
-        parts, limits = list(parts), self._limits
+        parts = list(parts)
         bins = [_Bin() for _ in range(min(self.tasks, len(parts)))]
+        by_size = [(0, 0, number) for number in range(len(bins))]  # a heap: bytes, parts, number of the bin
         for part in sorted(parts, key=lambda one: -_size_bytes(one)):
-            smallest = min(bins, key=lambda one: (one.bytes, len(one.parts)))
-            if not smallest.has_room(part, limits):
-                roomy = (one for one in bins if one.has_room(part, limits))
-                smallest = next(roomy, _Bin())
-                if not smallest.parts:
-                    bins.append(smallest)
-            smallest.add(part)
+            number = self._bin_with_room(bins, by_size, part)
+            bins[number].add(part)
+            heapq.heappush(by_size, (bins[number].bytes, len(bins[number].parts), number))
         return [_in_order(one.parts) for one in bins]
+
+    def _bin_with_room(self, bins: list[_Bin], by_size: list[tuple[int, int, int]], part: PlannedRange) -> int:
+        """Takes a bin out of the heap: the smallest one with room among the smallest few, or a new one."""
+        passed_over = []
+        number = len(bins)
+        while by_size and len(passed_over) < _BINS_TRIED:
+            smallest = heapq.heappop(by_size)
+            if bins[smallest[2]].has_room(part, self._limits):
+                number = smallest[2]
+                break
+            passed_over.append(smallest)
+        for one in passed_over:
+            heapq.heappush(by_size, one)
+        if number == len(bins):
+            bins.append(_Bin())
+        return number
 
 
 def full_tasks(limits: TaskLimits, size_bytes: int) -> int:

@@ -74,8 +74,15 @@ class Setting:
 
     def _parsed(self, value: Any, name: str) -> Any:
         if not isinstance(value, str):
-            raise InvalidRequest(f"{name} {value!r} must be text", setting=name)
+            raise InvalidRequest(f"{name} must be text, not {_kind_of(value)}", setting=name)  # it may have a password
         return value
+
+
+def _kind_of(value: Any) -> str:
+    """In place of a value that may be a secret."""
+    return {list: "a list", dict: "a table", bool: "true or false", type(None): "null", str: "text"}.get(
+        type(value), "a number"
+    )
 
 
 class Url(Setting):
@@ -226,7 +233,7 @@ class Texts(Setting):
 
     def _parsed(self, value: Any, name: str) -> tuple[str, ...]:
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-            raise InvalidRequest(f"{name} {value!r} must be a list of texts", setting=name)
+            raise InvalidRequest(f"{name} must be a list of texts, not {_kind_of(value)}", setting=name)
         return tuple(value)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from natslog.planning import (
+    AskedPlan,
     Division,
     LostRange,
     PlannedRange,
@@ -230,3 +232,17 @@ def test_tasks_are_numbered_by_where_their_shares_end() -> None:
     second = [piece("a", 20, 30), piece("b", 5, 9)]
     assert task_ends([first, second]) == {"a": [(0, 20), (1, 30)], "b": [(0, 5), (1, 9)]}
     assert task_ends([first]) == {}
+
+
+def test_many_parts_of_which_each_is_a_task_are_packed_soon() -> None:
+    """Each part looks at a few tasks only: 50,000 parts took an hour otherwise."""
+    parts = [piece("a", at, at + 1, 100) for at in range(50_000)]
+    tasks = Division(TaskLimits(max_rows=1), {"a": (50_000, 5_000_000)}).packed(parts)
+    assert len(tasks) == 50_000
+    assert all(len(task) == 1 for task in tasks)
+
+
+@pytest.mark.parametrize("wrong", [{"wait_ms": 60_001}, {"wait_ms": -1}, {"pattern": "a" * 256}])
+def test_what_holds_a_broker_for_long_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(wrong, AskedPlan)

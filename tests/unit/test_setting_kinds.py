@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -9,8 +10,9 @@ import pytest
 import typer
 
 from natslog.cli.main import application
-from natslog.errors import InvalidRequest
-from natslog.http.shapes import ChangedStream, NewStream
+from natslog.config import load_config
+from natslog.errors import ConfigError, InvalidRequest
+from natslog.http.shapes.streams import ChangedStream, NewStream
 from natslog.model import SETTINGS, StreamSettings
 from natslog.setting_kinds import Choice, Duration, Flag, Name, Setting, Size, Tags, Texts, Whole
 from natslog.stream_settings import SETTING_NAMES, parse_settings
@@ -21,7 +23,7 @@ DEFAULTS = StreamSettings(subject="any")
 @pytest.mark.parametrize(
     ("setting", "wrong", "error"),
     [
-        (Setting(""), 7, "x 7 must be text"),
+        (Setting(""), 7, "x must be text, not a number"),
         (Duration(""), None, "x None is not a duration"),
         (Duration("", null=None), 0, "x 0 must be above zero"),
         (Size("", at_least=4096), "1KiB", "x must be at least 4KiB"),
@@ -30,7 +32,7 @@ DEFAULTS = StreamSettings(subject="any")
         (Choice("", Literal["a", "b", "c"]), "d", "x 'd' must be a, b or c"),
         (Flag("", null=False), "true", "x 'true' must be true or false"),
         (Name(""), "a b", "x 'a b' is not allowed"),
-        (Texts(""), "a", "x 'a' must be a list of texts"),
+        (Texts(""), "a", "x must be a list of texts, not text"),
         (Tags("", 2, "tag"), ["a", "b", "c"], "x must be a list of at most 2 tags"),
         (Tags("", 2, "tag"), ["a b"], "tag 'a b' is not allowed"),
     ],
@@ -91,3 +93,22 @@ def test_commands_have_an_option_for_every_setting(command: str) -> None:
     stream = typer.main.get_command(application(["stream"])).commands["stream"]  # type: ignore[attr-defined]
     options = {option for one in stream.commands[command].params for option in one.opts}
     assert {one.setting.flag or f"--{one.name.replace('_', '-')}" for one in SETTINGS} <= options
+
+
+@pytest.mark.parametrize("name", ["nats_url", "nats_leaf_url", "advertise_url"])
+def test_errors_about_urls_do_not_have_their_passwords(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "natslog.toml"
+    path.write_text(f'{name} = ["nats://user:secret@host:4222"]\nseeds = ["http://a:secret@h", 1]\n')
+    with pytest.raises(ConfigError) as failed:
+        load_config(path, {}, {})
+    assert "secret" not in failed.value.message
+
+
+def test_flags_of_a_file_may_be_numbers_as_in_0_2_0(tmp_path: Path) -> None:
+    path = tmp_path / "natslog.toml"
+    path.write_text("insecure = 1\nnats_tls_handshake_first = 0\n")
+    config = load_config(path, {}, {})
+    assert (config.insecure, config.nats_tls_handshake_first) == (True, False)
+    path.write_text("insecure = 2\n")
+    with pytest.raises(ConfigError, match="true or false"):
+        load_config(path, {}, {})

@@ -46,8 +46,7 @@ class CursorCalls(Asker):
         10,000. Returns how many.
 
         Raises:
-            StreamNotFound, TooManyCursors. InvalidRequest: a wrong name or offset, or a cluster at feature level
-            1.
+            StreamNotFound, TooManyCursors. InvalidRequest: a wrong name or offset.
         """
         body = {"cursors": [{"consumer": one, "stream": on, "offset": offset} for one, on, offset in cursors]}
         return int(self._json("POST", "/v1/cursors", Facts, body=body)["set"])

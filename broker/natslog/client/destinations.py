@@ -75,7 +75,7 @@ class Destinations:
         if envelopes and len(unaware):
             raise ConfigError(
                 f"a stream that records the subject {subjects[int(unaware[0])].as_py()!r} does not store envelopes as "
-                "rows: upgrade the brokers and run natslog cluster finalize-upgrade, or send without envelopes"
+                "rows: upgrade the brokers, or send without envelopes"
             )
         return streams.ways(subjects)
 

@@ -87,6 +87,8 @@ class StreamCalls(Asker):
             )
             return [_newer_only(_checked(one)) for one in listed]
         except PayloadTooLarge:  # the names, or what is known of the streams, are too many for one request
+            if wait_ms:
+                return self.positions(names=names, pattern=pattern, group=group)
             if names is None:
                 return self.streams(pattern=pattern, group=group, current=True)
         found = []

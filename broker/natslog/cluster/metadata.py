@@ -133,7 +133,8 @@ class Metadata(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
     def _recording(self, settings: StreamSettings) -> list[StreamRecord]:
         """The streams whose subjects overlap those of the settings."""
-        return [self.streams[name] for name in sorted(self.index.recording(settings.subjects))]
+        names = self.index.recording(settings.subjects)
+        return [record for record in self.streams.values() if record.name in names] if names else []
 
     def outcome_of(self, proposal_id: str) -> Outcome | None:
         """The outcome of a proposal that was applied recently."""

@@ -87,7 +87,7 @@ def _may_count(request: web.Request, record: StreamRecord) -> bool:
 
 
 async def set_cursors(call: Call[None, shapes.NewCursors]) -> Answer[shapes.CursorsSet]:
-    """Set many cursors: all, or none where one is refused (feature level 2)"""
+    """Set many cursors: all, or none where one is refused"""
     request, given = call.request, call.body.cursors
     broker, rights = broker_of(request), rights_of(request)
     set_us, owner = now_us(), rights.owner

@@ -192,7 +192,7 @@ class _BrokerCollector:
         yield from self._cursors()
 
     def _cursors(self) -> Iterator[Metric]:
-        """There are at most `MAX_CURSORS` in a cluster, and `MOST_CONSUMERS` of a broker: so many series at most."""
+        """There are at most `MOST_CURSORS` in a cluster, and `MOST_CONSUMERS` of a broker: so many series at most."""
         gauges = {
             "rows": "Messages between a cursor and the high watermark",
             "bytes": "Stored bytes between a cursor and the high watermark",

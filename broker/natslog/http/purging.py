@@ -26,7 +26,7 @@ async def purge_stream(call: Call[None, shapes.Purge]) -> Answer[shapes.Purged]:
     below = log.high_watermark if asked.below is UNSET else asked.below
     if below > log.high_watermark:
         raise _beyond_end(stream, below)
-    if asked.subject is not UNSET:
+    if asked.subject:
         purged = await broker.stream_operations.purge_subject(stream, asked.subject, Offset(below), keep)
     else:
         if keep:

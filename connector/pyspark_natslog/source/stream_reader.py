@@ -147,7 +147,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name: _moved(at, position.get(name), plan.streams[name], ends.get(name, [])) for name, at in begin.items()
         }
         if is_limited:
-            self._admitter.note(begin.keys(), {name for name, one in plan.streams.items() if one.end > one.start})
+            took_rows = {name for name, one in plan.streams.items() if one.end > one.start and one.rows != 0}
+            self._admitter.note(begin.keys(), took_rows)
         body = to_json({**end, **kept})
         self._planned = _Plan(start, body, tasks_of(plan, {name for name, at in begin.items() if self._is_open(at)}))
         if body == start:

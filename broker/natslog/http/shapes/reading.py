@@ -25,10 +25,10 @@ from natslog.http.shapes.common import (
     require_columns,
 )
 from natslog.model import Fork
+from natslog.planning import Wait
 from natslog.subjects import MAX_NAME_CHARS, check_subject
 
 MAX_SPLITS = 100_000
-MAX_WAIT_MS = 60_000
 _MAX_ANSWER_BYTES = 1024 * 1024 * 1024
 _FOUND_OF_A_PAGE, _MAX_FOUND_OF_A_PAGE = 100, 1_000
 _PREVIEW_BYTES, _MAX_PREVIEW_BYTES = 4_096, 1024 * 1024
@@ -38,7 +38,6 @@ _SUBJECTS_OF_A_PAGE, _MAX_SUBJECTS_OF_A_PAGE = 1_000, 10_000
 
 _Column = Annotated[str, Meta(extra_json_schema={"enum": list(COLUMNS)})]
 _SearchedColumn = Annotated[str, Meta(extra_json_schema={"enum": list(SEARCHED)})]
-Wait = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 
 
 ReadFrom = Literal["nearest", "leader", "any"]

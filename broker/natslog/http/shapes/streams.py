@@ -194,11 +194,11 @@ class Purge(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     below: Offset | UnsetType = UNSET
-    subject: Subject | UnsetType = UNSET
+    subject: Subject | UnsetType | None = UNSET
     keep: Count | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.subject is not UNSET:
+        if self.subject:
             check_subject(self.subject, wildcards=True)
         if self.keep and self.below is not UNSET:
             raise InvalidRequest("below and keep exclude each other: give one of them", field="keep")

@@ -41,9 +41,11 @@ from natslog.planning import (
 _ASK_WITHIN_S = 20.0
 _OLDER_FOR_S = 60.0
 _TRIES = 3  # retention may remove a position while it is looked up
+_PACKED_AT_ONCE = 500
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Result = TypeVar("Result")
 
 
 class _Place(msgspec.Struct):
@@ -101,12 +103,6 @@ class ReadPlans:
             Unstated. InvalidRequest: the plan would be too large. NotFound: a leader is of an older version.
             CorruptLog, OSError: a log cannot be read.
         """
-        for _ in range(_TRIES - 1):
-            with contextlib.suppress(OffsetOutOfRange):
-                return await self._plan(records, asked)
-        return await self._plan(records, asked)
-
-    async def _plan(self, records: Sequence[StreamRecord], asked: AskedPlan) -> ReadPlan:
         by_name = {record.name: record for record in records}
         places = {
             name: _Place(record.id, asked.positions.get(name), asked.ends.get(name), not asked.is_repeated)
@@ -131,7 +127,7 @@ class ReadPlans:
         shares = shares_of(waiting, asked.limits)
         division = Division(asked.tasks, {name: _about(waiting[name], share) for name, share in shares.items()})
         if sum(map(division.most_parts_of, shares)) > MAX_RANGES:
-            raise InvalidRequest(f"this would divide the ranges into more than {MAX_RANGES} parts")
+            raise _too_many_parts()
         cuttings = {
             name: _Cutting(
                 records[name].id,
@@ -155,7 +151,13 @@ class ReadPlans:
                 PlannedRange(stream=name, start=one.start, end=one.end, rows=one.rows, bytes=one.bytes, urls=())
                 for one in found
             ]
-        plan.tasks = division.packed(parts)
+        if len(parts) > MAX_RANGES:
+            raise _too_many_parts()
+        loop = asyncio.get_running_loop()
+        is_short = len(parts) <= _PACKED_AT_ONCE
+        plan.tasks = (
+            division.packed(parts) if is_short else await loop.run_in_executor(self._readers, division.packed, parts)
+        )
 
     # ---- at the leaders ----
 
@@ -222,6 +224,10 @@ class ReadPlans:
         return stream if self._positions.may_be_stated_by(stream) else None
 
 
+def _too_many_parts() -> InvalidRequest:
+    return InvalidRequest(f"this would divide the ranges into more than {MAX_RANGES} parts")
+
+
 def _older(leader: int) -> NotFound:
     return NotFound(f"broker {leader} is of an older version, which plans no reads: upgrade it, or use /v1/splits")
 
@@ -267,14 +273,39 @@ def _found(stream: HostedStream, log: StreamLog, place: _Place) -> _Found:
     reach(found, place.position, place.end)
     if found.start == found.end or not place.is_measured:
         return _Found(found)
-    found.rows = log.reader.count(found.start, found.end)
-    return _Found(found, log.reader.extent(found.start, found.end).bytes)
+
+    def measured(first: int) -> tuple[int, int]:
+        return log.reader.count(first, found.end), log.reader.extent(first, found.end).bytes
+
+    found.rows, size_bytes = _from_first_readable(log, found.start, found.end, measured) or (0, 0)
+    return _Found(found, size_bytes)
 
 
 def _cut(_: HostedStream, log: StreamLog, asked: _Cutting) -> _Cut:
-    end = log.reader.reach(asked.start, asked.end, max_rows=asked.max_rows, max_bytes=asked.max_bytes)
+    """What was removed since the range was stated is in the first part: its reader reports the loss, or ignores it."""
     limits = {"max_bytes": asked.part_bytes, "max_rows": asked.part_rows}
-    return _Cut(log.reader.splits(asked.start, end, min_splits=asked.min_parts, **limits))
+
+    def parts(first: int) -> list[Split]:
+        end = log.reader.reach(first, asked.end, max_rows=asked.max_rows, max_bytes=asked.max_bytes)
+        return log.reader.splits(first, end, min_splits=asked.min_parts, **limits)
+
+    found = _from_first_readable(log, asked.start, asked.end, parts)
+    if not found:
+        return _Cut([Split(start=asked.start, end=asked.end, rows=None, bytes=None)])
+    return _Cut([msgspec.structs.replace(found[0], start=asked.start), *found[1:]])
+
+
+def _from_first_readable(log: StreamLog, start: int, end: int, work: Callable[[int], Result]) -> Result | None:
+    """The result of `work` on `[start, end)`, from where the log begins for readers: limits of a stream may move that
+    with every commit. None: nothing of it is left, or the log start moves faster than the log is read.
+    """
+    for _ in range(_TRIES):
+        first = max(start, log.first_readable_offset)
+        if first >= end:
+            return None
+        with contextlib.suppress(OffsetOutOfRange):
+            return work(first)
+    return None
 
 
 _WORK: dict[str, Callable[[HostedStream, StreamLog, Any], Any]] = {"read_places": _found, "read_cuts": _cut}

@@ -56,11 +56,11 @@ final class Admitter {
 
   /** A trigger has planned these streams, and took rows of some. */
   void note(Map<String, ReadPlans.Stream> planned) {
-    if (planned.values().stream().anyMatch(one -> one.end() > one.start())) {
+    if (planned.values().stream().anyMatch(ReadPlans.Stream::tookRows)) {
       admittedNs = System.nanoTime();
       turns++;
       Map<String, Integer> now = new HashMap<>();
-      planned.forEach((name, one) -> now.put(name, one.end() > one.start() ? turns : lastTurn.getOrDefault(name, 0)));
+      planned.forEach((name, one) -> now.put(name, one.tookRows() ? turns : lastTurn.getOrDefault(name, 0)));
       lastTurn = now;
     }
   }

@@ -20,6 +20,11 @@ final class ReadPlans {
     long waitingRows() {
       return rows == null ? state.end() - start : rows;
     }
+
+    /** Rather than to pass over removed offsets only. */
+    boolean tookRows() {
+      return end > start && (rows == null || rows != 0);
+    }
   }
 
   /** `others`: whether streams with a position that are not selected exist: `exists` or `deleted`. */
