@@ -326,7 +326,7 @@ class Division:
 
     def _bin_with_room(self, bins: list[_Bin], by_size: list[tuple[int, int, int]], part: PlannedRange) -> int:
         """Takes a bin out of the heap: the smallest one with room among the smallest few, or a new one."""
-        passed_over = []
+        passed_over = list[tuple[int, int, int]]()
         number = len(bins)
         while by_size and len(passed_over) < _BINS_TRIED:
             smallest = heapq.heappop(by_size)
