@@ -85,7 +85,7 @@ class Stream:
 
     def limit(self, upto: int) -> None:
         """The same, because they are past a limit."""
-        self.log.limit_start(upto)
+        self.log.limits.move_to(upto)
         self._begin_behind(upto)
 
     def _begin_behind(self, upto: int) -> None:
