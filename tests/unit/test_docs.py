@@ -66,8 +66,8 @@ def test_settings_of_operations_are_those_of_a_broker(tmp_path: Path, one: Block
         load_config(path, {"advertise_url": "http://log1:9292", "insecure": True} if number else {}, {})
     names = set(re.findall(r"^(?:# )?(\w+) = ", one.text + three.text, re.MULTILINE))
     shown = tomllib.loads(one.text + three.text)
-    assert {"tombstone_grace_s", "scrub_interval", "max_store_bytes", "seeds", "cluster_secret_file"} <= names
-    assert {"tombstone_grace_s", "scrub_interval", "seeds", "rack"} <= set(shown)
+    assert {"nats_leaf_url", "scrub_interval", "max_store_bytes", "seeds", "cluster_secret_file"} <= names
+    assert {"nats_leaf_url", "scrub_interval", "seeds", "rack"} <= set(shown)
 
 
 def test_tables_of_settings_are_those_of_the_code() -> None:

@@ -36,7 +36,7 @@ def login(facts: NatsFacts, examined: Examined) -> Iterator[Outcome]:
             yield problem(
                 "nats.login",
                 one.problem,
-                "Correct what the message names. The section Login to NATS of docs/OPERATIONS.md has all settings.",
+                "Correct what the message names. See Login to NATS in docs/OPERATIONS.md, and docs/SETTINGS.md.",
                 url=one.url,
             )
 
