@@ -22,8 +22,8 @@ from msgspec import inspect
 from natslog.errors import InvalidRequest, did_you_mean
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
-_MISSING = re.compile("Object missing required field `(.*)`")
-_UNKNOWN = re.compile("Object contains unknown field `(.*)`")
+_MISSING = re.compile("Object missing required field `([^`]*)`")
+_UNKNOWN = re.compile("Object contains unknown field `([^`]*)`")
 _AT = re.compile(r"(?:.* - at `\$\.)(\w+)(.*)`", re.DOTALL)
 _SHOWN_CHARS = 40
 _AS_DESCRIBED = "as described in /openapi.json"

@@ -97,6 +97,7 @@ def test_call_without_parameters_refuses_all() -> None:
     [
         (b'{"number": 1, "is_one": true}', "is_one", "unknown field 'is_one'; did you mean 'is_on'?"),
         (b"{}", "number", "the field number is missing"),
+        (b'{"number": 1, "inner": [{}]}', "inner", "missing required field `number`"),
         (b'{"number": -1}', "number", "number -1 must be a whole number of at least 1"),
         (b'{"number": true}', "number", "number True must be a whole number"),
         (b'{"number": 1, "is_on": null}', "is_on", "is_on None must be true or false"),
