@@ -39,7 +39,7 @@ def test_one_wrong_cursor_refuses_the_whole_request(broker: BrokerProcess, clien
         ({"cursors": [{"consumer": "a b", "stream": name, "offset": 1}]}, "matching regex"),
         ({"cursors": [{"consumer": "a", "stream": name, "offset": -1}]}, ">= 0"),
         ({"cursors": [{"consumer": "a", "stream": name}]}, "missing required field `offset`"),
-        ({"cursors": 1}, "Expected `array`"),
+        ({"cursors": 1}, "cursors 1 must be a list"),
         ([], "the body must be"),
     ):
         answer = http.request("POST", broker.url + "/v1/cursors", body=json.dumps(body), retries=False)
