@@ -79,11 +79,12 @@ class Parameters:
 
 class Body:
     """The body of one call, in JSON. `kind`: a struct, or another type. A struct may have a text `EXPECTED`, which
-    precedes errors and states what to send.
+    precedes errors and states what to send. `shows_values`: errors have the beginning of a wrong value; not so for
+    bodies that may have secrets or messages.
     """
 
-    def __init__(self, kind: Any) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
+    def __init__(self, kind: Any, *, shows_values: bool = True) -> None:
+        self._decoder, self._shows_values = msgspec.json.Decoder(kind), shows_values
         is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
         self._fields = _fields(kind) if is_struct else {}
         self._expected: str = getattr(kind, "EXPECTED", "")
@@ -113,7 +114,8 @@ class Body:
         found = _AT.fullmatch(text)
         name, further = (found[1], found[2]) if found else ("", "")
         if name in self._fields and not further:
-            return f"{name}{_shown_field(data, name)} must be {self._fields[name].required()}", name
+            shown = _shown_field(data, name) if self._shows_values else ""
+            return f"{name}{shown} must be {self._fields[name].required()}", name
         return f"the body is not {_AS_DESCRIBED}: {text}", name
 
 

@@ -109,7 +109,8 @@ class Endpoint:
         if self.takes_id:
             self.errors = (*CHANGE, *self.errors)
         self._parameters = Parameters(self.parameters, self.path, ignores_unknown=self.ignores_unknown)
-        self._body = None if self.body is None else Body(self.body)
+        is_open = self.body_kept == "logged"
+        self._body = None if self.body is None else Body(self.body, shows_values=is_open)
         more = {"allow_head": self.answers_head} if self.method == "GET" else {}
         self.route = web.RouteDef(self.method, self.path, self.serve, more)
 

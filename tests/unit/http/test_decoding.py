@@ -134,3 +134,11 @@ def test_every_route_finds_its_row() -> None:
         request = make_mocked_request(endpoint.method, "/x")
         request._match_info = type("Found", (), {"handler": endpoint.route.handler})()  # type: ignore[assignment]
         assert endpoint_of(request) is endpoint
+
+
+def test_errors_have_no_values_of_bodies_that_may_be_secret() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Body(Given, shows_values=False).of(b'{"number": 1, "name": "S E C"}')
+    assert refused.value.message == "name must be a string that matches ^[a-z]+$"
+    silent = {one.named for one in ENDPOINTS if one._body is not None and not one._body._shows_values}
+    assert {"POST /v1/session", "POST /v1/streams/{name}/publish", "POST /v1/streams/{name}/erase"} <= silent
