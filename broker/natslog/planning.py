@@ -1,6 +1,6 @@
 """Planning a read: from positions and limits to tasks. Pure; broker and readers share the types and the arithmetic.
 
-Theory of operation. `reachable` compares a position with the bounds of its stream: where reading begins and ends, and
+Theory of operation. `reach` compares a position with the bounds of its stream: where reading begins and ends, and
 what is lost. `shares_of` divides the limits of a trigger among the streams that have something to read. `Division` says
 into how many parts each range is to be cut, and packs the parts into tasks: a large range is divided by its share of
 all bytes of the read, so that one huge stream among small ones uses all cores; small ranges share a task, because a

@@ -268,8 +268,8 @@ class StreamLog:
         *,
         is_quick: bool = False,
     ) -> tuple[int, int]:
-        if self.failure is not None:
-            raise self.failure
+        if self.shared.failure is not None:
+            raise self.shared.failure
         timestamp_us = max(now_us, self.shared.newest_timestamp_us)
         try:
             active = self.active_for_append(size_bytes, now_us, is_quick=is_quick)
@@ -465,7 +465,7 @@ class StreamLog:
             isinstance(last, ActiveSegment)
             and last.is_open
             and not last.failed
-            and self.failure is None
+            and self.shared.failure is None
             and not self._is_full(last, now_us + _NOT_DUE_WITHIN_US)
             and epoch in (None, self.epochs.latest)
         )
