@@ -23,7 +23,7 @@ _given: dict[str, list[tuple[int, str, str]]] = {}
 def _init_with_owner(self: HostedStream, record: Any, *rest: Any) -> None:
     _init(self, record, *rest)
     given = _given[record.name] = []
-    self.companion_committed = lambda records: given.extend(
+    self.companion.on_records = lambda records: given.extend(
         (offset, kind, value.decode()) for offset, kind, value in records
     )
 
@@ -48,12 +48,12 @@ async def _answered(broker: Broker, do: str, stream: str, values: list[str]) -> 
     hosted = broker.streams[stream]
     match do:
         case "append":
-            return {"end": await hosted.append_companion([("removed", value.encode()) for value in values])}
+            return {"end": await hosted.companion.append([("removed", value.encode()) for value in values])}
         case "shorten":
-            await hosted.shorten_companion([("snapshot", value.encode()) for value in values])
+            await hosted.companion.shorten([("snapshot", value.encode()) for value in values])
             return {}
         case _:
-            return {"given": _given[stream], "bytes": hosted.companion_bytes, "serves": hosted.may_serve}
+            return {"given": _given[stream], "bytes": hosted.companion.size_bytes, "serves": hosted.may_serve}
 
 
 def ask(folder: Path, do: str, stream: str, *values: str, timeout_s: float = 15.0) -> dict[str, Any]:

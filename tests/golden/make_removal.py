@@ -32,8 +32,7 @@ from natslog.log.scrub import Finding, ScrubProgress
 from natslog.log.subject_part import SubjectPart
 from natslog.log.visibility import Rule
 from natslog.model import Epoch, Fork, Offset, StreamId, StreamSettings
-from natslog.node.replicas.companion_log import Record, rows_of
-from natslog.node.replicas.stream import ERASED, REMOVED, RULES
+from natslog.node.replicas.companion_records import ERASED, REMOVED, RULES, Record, rows_of
 from tests.golden.make import FIRST_US, STREAM_ID, columns
 
 SPREAD = BitMap64([0, 2, *range(100, 20_000), 1 << 33])

@@ -28,7 +28,7 @@ from natslog.log.verify import check_file
 from natslog.log.visibility import Visibility
 from natslog.model import StreamSettings
 from natslog.node.internal.cursor_leader import table_of
-from natslog.node.replicas.companion_log import read_records
+from natslog.node.replicas.companion_records import read_records
 from tests.golden import make_removal
 from tests.golden.make import FIRST_US, STREAM_ID
 from tests.golden.make_removal import (

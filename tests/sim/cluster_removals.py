@@ -25,7 +25,7 @@ from natslog.log.removed import offset_range, to_array
 from natslog.log.rollups import ROLLUP_HEADER
 from natslog.log.visibility import Expiry, Rule, Visibility
 from natslog.model import StreamRecord, StreamSettings
-from natslog.node.replicas.stream import rules_of
+from natslog.node.replicas.settings_in_force import rules_of
 from tests.sim.raft_checker import require
 
 if TYPE_CHECKING:

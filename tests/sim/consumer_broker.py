@@ -26,8 +26,7 @@ from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, packed
 from natslog.log.removed import from_bytes, to_bytes
 from natslog.node.replicas import consumer_records
-from natslog.node.replicas.companion_log import Record
-from natslog.node.replicas.stream import REMOVED
+from natslog.node.replicas.companion_records import REMOVED, Record
 from natslog.wire.frames import FrameParser
 from tests.sim.consumer_checker import Lineage, Violation, require
 from tests.sim.world_loop import WorldLoop, WorldThreads
@@ -574,7 +573,7 @@ class Host:
             if led.consumers.get(NAME) is not served:
                 return
             try:
-                await self.stream.append_companion([consumer_records.deleted(NAME, self.id)])
+                await self.stream.companion.append([consumer_records.deleted(NAME, self.id)])
             except (NoLeader, StorageFull):
                 if not self.is_deleted:
                     return

@@ -21,7 +21,7 @@ from natslog.jetstream.consumers.pulls import Assigned, WaitingPulls
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.state import StateRecord
 from natslog.node.replicas import consumer_records
-from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.companion_records import Record
 from natslog.wire.leaf_protocol import bytes_of
 from tests.sim.consumer_broker import Leaf, Led
 

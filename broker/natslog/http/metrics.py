@@ -408,7 +408,7 @@ class _BrokerCollector:
             "natslog_lost_offsets", "Offsets that were damaged, and accepted as lost", labels=["stream"]
         )
         for stream_name, stream in streams:
-            lost.add_metric([stream_name], stream.lost_offsets)
+            lost.add_metric([stream_name], stream.losses.accepted)
             repaired.add_metric([stream_name], stream.scrub_repaired)
             scrubbed.add_metric([stream_name], stream.scrubbed_bytes)
             damaged.add_metric([stream_name], stream.scrub_damaged)

@@ -440,7 +440,7 @@ class JetStreamApi:
         if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
             answers = [direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)]
         if self._calls.led_here(stream.name) is stream:
-            await stream.send(b"".join(_frame(reply, answer) for answer in answers))
+            await stream.nats.send(b"".join(_frame(reply, answer) for answer in answers))
 
     # ---- requests ----
 

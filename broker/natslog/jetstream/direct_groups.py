@@ -257,7 +257,7 @@ class DirectGroups:
             return requests
         try:
             frames, others = Group(log, stream.name, requests, self._most_answer_bytes()).answers_now()
-            if others is requests or not stream.send_if_drained(frames, _PART_BYTES):
+            if others is requests or not self._sends_now(stream, frames):
                 return requests
         except Exception:  # a bug, or what a thread reports better
             logger.exception(
@@ -270,6 +270,11 @@ class DirectGroups:
         if others is not None:
             self.count, self.size_bytes = self.count + len(others), self.size_bytes + others.nbytes
         return others
+
+    @staticmethod
+    def _sends_now(stream: HostedStream, frames: bytes | memoryview) -> bool:
+        """Sends the frames, if no more than this waits for the server; otherwise False, and nothing is sent."""
+        return stream.nats.unsent_bytes <= _PART_BYTES and stream.nats.send_now(frames)
 
     async def _answer_all(self, stream: HostedStream, requests: Requests | None) -> None:
         """And all that arrive meanwhile."""
@@ -329,7 +334,7 @@ class DirectGroups:
             if not self._leads(stream):
                 return
             if part:
-                await stream.send(part)
+                await stream.nats.send(part)
 
 
 def _next_part(parts: Iterator[memoryview]) -> tuple[bytes, bool]:

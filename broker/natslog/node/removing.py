@@ -32,9 +32,9 @@ from natslog.log.erasing import ErasedOffsets, Erases
 from natslog.log.removed import offset_range, offset_set, to_array, to_bytes
 from natslog.log_events import event
 from natslog.node.cluster_clock import StreamTime
-from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.companion_records import ERASED, REMOVED, RULES, Record
 from natslog.node.replicas.hosting import Hosting
-from natslog.node.replicas.stream import ERASED, REMOVED, RULES, HostedStream
+from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.node")
@@ -146,7 +146,7 @@ class Removing:
             log = stream.log
             if log is None:
                 continue
-            if stream.removes_messages or (stream.companion_bytes >= _SHORTEN_FROM_BYTES and stream.is_leading):
+            if stream.removes_messages or (stream.companion.size_bytes >= _SHORTEN_FROM_BYTES and stream.is_leading):
                 await self._begin(stream, self._maintain)
             elif stream.record.settings.age_limit_s is not None and self._is_age_due(stream, log):
                 await self._begin(stream, self._expire)
@@ -187,7 +187,7 @@ class Removing:
             if log.visibility.rules_version < (version := stream.record.rules_version):
                 await self.count_anew(stream, version)
             if stream.record.settings.allow_ttl and len(stream.record.isr) >= stream.record.settings.min_isr:
-                await stream.prepare_companion()  # the first message may expire after a second
+                await stream.companion.prepare()  # the first message may expire after a second
             await self._expire(stream, log)
             hidden = await in_thread(self._executor, _recordable, log) if log.visibility.has_rules else BitMap64()
             if hidden:
@@ -197,13 +197,13 @@ class Removing:
 
     async def count_anew(self, stream: HostedStream, version: int) -> None:
         """A rule was added that hides messages: removals of before do not count for it on any replica. What they hide
-        here stays hidden. Raises as `HostedStream.append_companion`.
+        here stays hidden. Raises as `Companion.append`.
         """
         log = stream.usable_log()
         hidden = await in_thread(self._executor, _derived, log)
         records = [*_records(hidden), (RULES, b"%d" % version)]
         for first in range(0, len(records), _RECORDS_AT_ONCE):
-            await stream.append_companion(records[first : first + _RECORDS_AT_ONCE])
+            await stream.companion.append(records[first : first + _RECORDS_AT_ONCE])
 
     # ---- what expires ----
 
@@ -250,7 +250,7 @@ class Removing:
         end, start = log.high_watermark, log.first_readable_offset
         oldest_us = await in_thread(self._executor, log.limits.expire, now_us)
         if log.first_readable_offset > start:
-            stream.log_start_moved()
+            stream.driver.log_start_moved()
         oldest = self._oldest[stream] = _Oldest(log, oldest_us, end)
         self._note_due(stream, oldest.expires_us(log, age_s, now_us) - now_us)
 
@@ -276,7 +276,7 @@ class Removing:
             erased_us: where given, its bytes are removed from all replicas as well, as requested at that time.
 
         Raises:
-            MessageNotFound: there is no message at this offset. As `HostedStream.append_companion`.
+            MessageNotFound: there is no message at this offset. As `Companion.append`.
         """
         log = stream.usable_log()
         removed = await in_thread(self._executor, log.visibility.removed_below, log.high_watermark)
@@ -295,13 +295,13 @@ class Removing:
             return
         begun = ErasureBegun(secrets.token_hex(8), 1)
         past_limits = list(_records(offset_range(log.log_start_offset, log.chain.limited_below)))
-        await stream.append_companion([*past_limits, *_erasure_records(begun, "subject", offsets, end, erased_us)])
+        await stream.companion.append([*past_limits, *_erasure_records(begun, "subject", offsets, end, erased_us)])
 
     async def remove_where(self, stream: HostedStream, chosen: Chosen, end: int, *, keep: int = 0) -> int:
         """Removes the visible messages below `end` that are meant, but for the newest `keep` of them. Returns how many.
 
         Raises:
-            CorruptLog: the log must be read for it, and cannot be. As `HostedStream.append_companion`.
+            CorruptLog: the log must be read for it, and cannot be. As `Companion.append`.
         """
         log = stream.usable_log()
         found = await in_thread(self._executor, _found, log, chosen, end)
@@ -318,7 +318,7 @@ class Removing:
         already; replicas remove their bytes from then on. None: there is nothing of them here.
 
         Raises:
-            CorruptLog: the log must be read for it, and cannot be. As `HostedStream.append_companion`.
+            CorruptLog: the log must be read for it, and cannot be. As `Companion.append`.
         """
         log = stream.usable_log()
         end = log.high_watermark
@@ -328,7 +328,7 @@ class Removing:
         begun = ErasureBegun(secrets.token_hex(8), len(rows))
         hidden = derived | offset_range(log.log_start_offset, log.chain.limited_below)
         records = _erasure_records(begun, what.erases, rows | known, end, now_us)
-        await stream.append_companion([*_records(hidden - rows), *records])
+        await stream.companion.append([*_records(hidden - rows), *records])
         return begun
 
     # ---- imports ----
@@ -339,7 +339,7 @@ class Removing:
         """What the original of an imported stream does not have any more; `subjects` and `keys` of it were erased.
 
         Raises:
-            As `HostedStream.append_companion`.
+            As `Companion.append`.
         """
         log = stream.usable_log()
         stored, end = offset_range(log.log_start_offset, log.log_end_offset), log.log_end_offset
@@ -353,19 +353,19 @@ class Removing:
             begun = ErasureBegun(secrets.token_hex(8), len(offsets))
             records += _erasure_records(begun, erases, offsets, end, now_us)
         if records:
-            await stream.append_companion(records)
+            await stream.companion.append(records)
 
     async def record_gaps(self, stream: HostedStream) -> None:
-        """Raises CorruptLog; as `HostedStream.append_companion`."""
+        """Raises CorruptLog; as `Companion.append`."""
         log = stream.usable_log()
         gaps = await in_thread(self._executor, log.reader.gaps)
         records = list(_records(gaps - log.visibility.removed.recorded))
         for first in range(0, len(records), _RECORDS_AT_ONCE):
-            await stream.append_companion(records[first : first + _RECORDS_AT_ONCE])
+            await stream.companion.append(records[first : first + _RECORDS_AT_ONCE])
 
     async def record(self, stream: HostedStream, offsets: BitMap64) -> None:
-        """Returns when these offsets are hidden on all in-sync replicas. Raises as `HostedStream.append_companion`."""
-        await stream.append_companion(self.records_of(stream, offsets))
+        """Returns when these offsets are hidden on all in-sync replicas. Raises as `Companion.append`."""
+        await stream.companion.append(self.records_of(stream, offsets))
 
     @staticmethod
     def records_of(stream: HostedStream, offsets: BitMap64) -> list[Record]:
@@ -377,11 +377,11 @@ class Removing:
 
     async def _shorten(self, stream: HostedStream, log: ReplicaLog) -> None:
         """The companion log is replaced by what is removed, where it has become much larger than that."""
-        if stream.companion_bytes < _SHORTEN_FROM_BYTES:
+        if stream.companion.size_bytes < _SHORTEN_FROM_BYTES:
             return
         snapshot = [*_snapshot(log), *stream.consumers.snapshot()]
-        if stream.companion_bytes > _SNAPSHOT_SHARE * sum(len(data) for _, data in snapshot):
-            await stream.shorten_companion(snapshot)
+        if stream.companion.size_bytes > _SNAPSHOT_SHARE * sum(len(data) for _, data in snapshot):
+            await stream.companion.shorten(snapshot)
 
 
 def _stream_time(stream: HostedStream) -> StreamTime | None:

@@ -200,7 +200,7 @@ class StreamOperations:
         """Removes messages of a stream that is led here and being imported; `subjects` and `keys` of them are erased.
 
         Raises:
-            As `HostedStream.append_companion`.
+            As `Companion.append`.
         """
         await self._removing.remove_imported(stream, removed, subjects, keys, self._cluster.clock.latest_us())
         self._upkeep.begin_round()
@@ -210,7 +210,7 @@ class StreamOperations:
         are counted, and told from lost ones.
 
         Raises:
-            CorruptLog; as `HostedStream.append_companion`.
+            CorruptLog; as `Companion.append`.
         """
         await self._removing.record_gaps(stream)
 
@@ -376,7 +376,7 @@ class StreamOperations:
         the newest `keep` of them. Returns how many.
 
         Raises:
-            StreamSealed, InvalidRequest, CorruptLog; as `HostedStream.append_companion`.
+            StreamSealed, InvalidRequest, CorruptLog; as `Companion.append`.
         """
         self._require_removable(stream)
         require_purgeable(stream.record)
@@ -386,7 +386,7 @@ class StreamOperations:
         """Removes one message of a stream that is led here; with `erase` its bytes are removed from all replicas soon.
 
         Raises:
-            MessageNotFound, StreamSealed, InvalidRequest; as `HostedStream.append_companion`.
+            MessageNotFound, StreamSealed, InvalidRequest; as `Companion.append`.
         """
         self._require_removable(stream)
         require_deletable(stream.record)
@@ -401,7 +401,7 @@ class StreamOperations:
         stream has nothing of them.
 
         Raises:
-            StreamSealed, RemovalDenied, InvalidRequest, CorruptLog; as `HostedStream.append_companion`.
+            StreamSealed, RemovalDenied, InvalidRequest, CorruptLog; as `Companion.append`.
         """
         self._require_removable(stream)
         require_purgeable(stream.record)

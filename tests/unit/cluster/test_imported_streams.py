@@ -22,7 +22,7 @@ from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.errors import NatslogError, StreamConflict, StreamImporting, StreamRecreated
 from natslog.model import Fork, StreamRecord, StreamSettings
-from natslog.node.replicas.stream import rules_of
+from natslog.node.replicas.settings_in_force import rules_of
 
 LINEAGE = (Fork(id="aa", offset=60), Fork(id="bb", offset=100))
 MORE = (Fork(id="aa", offset=60), Fork(id="bb", offset=150))

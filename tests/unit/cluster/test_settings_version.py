@@ -27,7 +27,7 @@ from natslog.errors import (
     StreamSealed,
 )
 from natslog.model import Epoch, FormerRule, StreamRecord, StreamSettings
-from natslog.node.replicas.stream import rules_of
+from natslog.node.replicas.settings_in_force import rules_of
 from tests.unit.cluster.test_stream_changes import NAME, edit, finish_moves, set_isr, state_of
 
 

@@ -25,7 +25,7 @@ ALL = Question(start=0, end=None, max_bytes=1 << 20, wait_ms=0, subject=None, co
 def commit(stream: HostedStream, *values: bytes, subject: str = "orders.a") -> None:
     log = stream.usable_log()
     log.append(rows(list(values), subject=subject), 1_000_000)
-    stream.appended(log.log_end_offset)
+    stream.driver.appended(log.log_end_offset)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def test_answer_to_a_stored_ack_does_not_depend_on_what_follows() -> None:
         _records_of=lambda stream, removed: [b"record"],
         _state_of=None,
         readers=None,
-        stream=SimpleNamespace(append_companion=nothing, send=send),
+        stream=SimpleNamespace(companion=SimpleNamespace(append=nothing), nats=SimpleNamespace(send=send)),
         retention=SimpleNamespace(removable=removable, recorded=lambda: None, move_start=move_start),
     )
 
@@ -91,7 +91,7 @@ def test_an_ack_whose_store_was_interrupted_is_not_answered_before_its_state_is_
         _moves_start=False,
         _state_of=lambda served: served.name,
         consumers={"c": served, "d": _Served("d")},
-        stream=SimpleNamespace(append_companion=append, send=send),
+        stream=SimpleNamespace(companion=SimpleNamespace(append=append), nats=SimpleNamespace(send=send)),
         retention=SimpleNamespace(removable=removable, recorded=lambda: None, not_recorded=lambda: None),
     )
 

@@ -53,9 +53,9 @@ from natslog.node.removing import (
     erased_subject,
     of_subject,
 )
-from natslog.node.replicas.companion_log import read_records, rows_of
+from natslog.node.replicas.companion_records import ERASED, RULES, read_records, rows_of
 from natslog.node.replicas.range_repair import _damaged_segments, _pass_unreadable, _piece
-from natslog.node.replicas.stream import ERASED, RULES, rules_of
+from natslog.node.replicas.settings_in_force import rules_of
 from tests.conftest import open_log
 from tests.unit.log.crash_points import Images, images_of
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ def test_a_stream_that_fails_is_tried_again_and_does_not_end_the_task(
 ) -> None:
     monkeypatch.setattr(removing_module, "_EVERY_S", 0.01)
     stream = hosted(tmp_path / "s", 1)
-    stream.removes_messages, stream.companion_bytes, stream.has_others_in_sync = True, 0, True
+    stream.removes_messages, stream.has_others_in_sync = True, True
     noted: list[NatslogError] = []
     stream.note_damage = noted.append
     stream.log.visibility.set_rules((Rule(Epoch(0), 1),), 0)
@@ -126,9 +127,9 @@ def test_messages_past_the_age_limit_are_hidden_at_their_time_and_idle_streams_a
     stream = hosted(tmp_path / "s", 2)
     log, settings = stream.log, msgspec.structs.replace(stream.record.settings, max_age_s=age_s)
     stream.record, log.settings = msgspec.structs.replace(stream.record, settings=settings), settings
-    stream.removes_messages, stream.companion_bytes = False, 0
+    stream.removes_messages = False
     moved: list[int] = []
-    stream.log_start_moved = lambda: moved.append(log.first_readable_offset)
+    stream.driver.log_start_moved = lambda: moved.append(log.first_readable_offset)
     began_s, lookups = time.monotonic(), 0
     stream.ingest.expiry_us = lambda: int((time.monotonic() - began_s) * 1e6) + 1_000_000
 
@@ -161,7 +162,8 @@ def test_a_stream_that_takes_long_does_not_delay_the_others(monkeypatch: pytest.
 
     class Stream:
         log: Any = object()
-        removes_messages, is_leading, companion_bytes, has_others_in_sync = True, False, 0, False
+        removes_messages, is_leading, has_others_in_sync = True, False, False
+        companion = SimpleNamespace(size_bytes=0)
 
         def __init__(self, name: str) -> None:
             self.name = name

@@ -49,7 +49,7 @@ class Advisories:
             body["action"] = kind.removesuffix("d")
         if kind == "ack":
             body["ack_time"] = _age_ns(machine, facts)
-        self._stream.send_now(event_frame(f"{where}.{self._stream.name}.{consumer}", what, body))
+        self._stream.nats.send_now(event_frame(f"{where}.{self._stream.name}.{consumer}", what, body))
 
 
 def _is_sampled(frequency: str) -> bool:

@@ -122,7 +122,7 @@ class ConsumerCalls:
             skip=packed(start.skip.reshape(1, -1)),
         )
         consumer_id = secrets.token_hex(8)
-        await led.stream.append_companion([consumer_records.consumer(name, consumer_id, record.to_bytes())])
+        await led.stream.companion.append([consumer_records.consumer(name, consumer_id, record.to_bytes())])
         served = await led.add(name, consumer_records.StoredConsumer(consumer_id, record.to_bytes()))
         led.advise("created", served)
         return served
@@ -153,7 +153,7 @@ class ConsumerCalls:
         if config == was:
             return
         record = msgspec.structs.replace(served.record, config=config)
-        await led.stream.append_companion([consumer_records.consumer(served.name, served.id, record.to_bytes())])
+        await led.stream.companion.append([consumer_records.consumer(served.name, served.id, record.to_bytes())])
         served.change(record)
         if config.filters != was.filters:
             led.retention.begin_again()
@@ -208,7 +208,7 @@ class ConsumerCalls:
                 raise errors.consumer_not_found()
             config = configs.stored(msgspec.structs.replace(served.record.config, pause_until=until))
             record = msgspec.structs.replace(served.record, config=config)
-            await led.stream.append_companion([consumer_records.consumer(name, served.id, record.to_bytes())])
+            await led.stream.companion.append([consumer_records.consumer(name, served.id, record.to_bytes())])
             served.change(record)
             served.begin()
         return {"paused": False, "pause_until": until or NO_TIME} | _pause_of(config)
@@ -221,7 +221,7 @@ class ConsumerCalls:
             served = led.consumers.get(name)
             if served is None:
                 raise errors.consumer_not_found()
-            await led.stream.append_companion([consumer_records.deleted(served.name, served.id)])
+            await led.stream.companion.append([consumer_records.deleted(served.name, served.id)])
             await led.remove(served, "409 Consumer Deleted")
             led.advise("deleted", served)
         return {"success": True}

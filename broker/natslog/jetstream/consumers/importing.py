@@ -24,7 +24,7 @@ from natslog.jetstream.errors import ApiError, consumer_error
 from natslog.jetstream.requests import decoded
 from natslog.jetstream.stream_config import StreamConfig, config_of
 from natslog.node.replicas import consumer_records
-from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.companion_records import Record
 from natslog.node.replicas.consumer_records import ConsumerOrigin
 from natslog.node.replicas.stream import HostedStream
 
@@ -36,7 +36,7 @@ async def import_consumers(stream: HostedStream, origins: Sequence[ConsumerOrigi
     why.
 
     Raises:
-        As `HostedStream.append_companion`: some may have been stored then. Repeat the request.
+        As `Companion.append`: some may have been stored then. Repeat the request.
     """
     stream_config, refused = config_of(stream.record), list[tuple[str, str]]()
     found: dict[str, list[Record]] = {}
@@ -52,7 +52,7 @@ async def import_consumers(stream: HostedStream, origins: Sequence[ConsumerOrigi
     records = [consumer_records.deleted(name, one.id) for name, one in stream.consumers.consumers.items()]
     records += [record for of_one in found.values() for record in of_one]
     for first in range(0, len(records), _RECORDS_AT_ONCE):
-        await stream.append_companion(records[first : first + _RECORDS_AT_ONCE])
+        await stream.companion.append(records[first : first + _RECORDS_AT_ONCE])
     return refused
 
 

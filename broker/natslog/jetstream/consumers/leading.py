@@ -36,7 +36,7 @@ from natslog.log_events import event
 from natslog.model import Offset
 from natslog.node.clock import elapsed_us
 from natslog.node.replicas import consumer_records
-from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.companion_records import Record
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread, in_thread_before, seconds_until
 from natslog.wire.leaf import LeafLink
@@ -165,7 +165,7 @@ class LedConsumers:
         machine.begin(now_us, self.stream.usable_log().high_watermark)
         self.consumers[name] = served
         try:
-            served.handle = await self.stream.attach(served.subjects(self._api_prefix), served.receive)
+            served.handle = await self.stream.nats.attach(served.subjects(self._api_prefix), served.receive)
         except BaseException:
             del self.consumers[name]
             raise
@@ -299,7 +299,7 @@ class LedConsumers:
             if served.is_closed or not self._is_inactive(served, self.now_us()):
                 return
             try:
-                await self.stream.append_companion([consumer_records.deleted(served.name, served.id)])
+                await self.stream.companion.append([consumer_records.deleted(served.name, served.id)])
             except NatslogError as error:
                 logger.warning(
                     "stream %s: %s is deleted later: %s",
@@ -483,7 +483,7 @@ class LedConsumers:
                 records += self._records_of(self.stream, removed)
                 self._moves_start = True
             if records:
-                await self.stream.append_companion(records)
+                await self.stream.companion.append(records)
         except (NatslogError, asyncio.CancelledError):
             self._changed |= {served for served in changed if self.consumers.get(served.name) is served}
             self._answers = answers + self._answers
@@ -491,7 +491,7 @@ class LedConsumers:
             raise
         self.retention.recorded()
         if answers:
-            await self.stream.send(b"".join(b"PUB %b 0\r\n\r\n" % bytes_of(reply) for reply in answers))
+            await self.stream.nats.send(b"".join(b"PUB %b 0\r\n\r\n" % bytes_of(reply) for reply in answers))
         if self._moves_start:  # also if that has failed before
             await in_thread(self.readers, self.retention.move_start)
             self._moves_start = False

@@ -175,7 +175,7 @@ class ServedConsumer:
             await asyncio.wait([self._pump])
         if self.handle is not None:
             handle, self.handle = self.handle, None
-            await self._owner.stream.detach(handle)
+            await self._owner.stream.nats.detach(handle)
 
     # ---- what comes in ----
 

@@ -144,7 +144,7 @@ class _Errand:
     def _finish(self, outcome: _Outcome) -> None:
         """Before any later commit, and also if no request waits any more."""
         if isinstance(outcome, Stored) and outcome.is_new:
-            self.stream.appended(outcome.end, outcome.start if outcome.is_run else None)
+            self.stream.driver.appended(outcome.end, outcome.start if outcome.is_run else None)
             self.ingest.stats.committed += outcome.end - outcome.start
         if not self.done.done():
             self.done.set_result(outcome)

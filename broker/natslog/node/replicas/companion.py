@@ -1,8 +1,9 @@
 """The companion log of a stream on this broker: a second, small log of the same replicas, for records that are not
 messages.
 
-Theory of operation. The stream's replica decides about both logs (`cluster.replica`); this class has the files of the
-companion log, and what follows from its high watermark (HW):
+Theory of operation. The stream's replica decides about both logs (`cluster.replica`). `Companion` is what a stream
+does with its companion log, whether that is open or not; `CompanionLog` has its files while it is open, and does what
+follows from its high watermark (HW):
 
 - The leader appends: requests are queued, and one task appends all that wait as one commit, in a thread. A request is
   answered when HW has passed its records and the owner of the stream was given them.
@@ -14,7 +15,7 @@ It is kept small by snapshots: the leader begins a new segment with the records 
 removes the segments before it. Followers cut their segments elsewhere, so they keep one segment more.
 
 Invariants. One writer at a time: the task that appends while the replica leads, copies otherwise. Every committed
-record from `companion_from` on is delivered, in order; after a repair some are delivered again. Only records that a
+record from `Companion.start` on is delivered, in order; after a repair some are delivered again. Only records that a
 committed snapshot stands for are removed.
 """
 
@@ -25,9 +26,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from natslog.cluster.roles import FetchPosition, LeaderReplica, Verdict
 from natslog.errors import (
     CorruptLog,
     InvalidRequest,
@@ -38,15 +38,25 @@ from natslog.errors import (
     StorageFailed,
 )
 from natslog.log import ReplicaLog
-from natslog.log.segment import ActiveSegment
+from natslog.log.erasing import ErasedOffsets
+from natslog.log.removed import from_bytes
 from natslog.log_events import event
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
-from natslog.node.replicas.companion_log import Delivered, Record, read_records, rows_of, size_of
-from natslog.node.threads import in_thread
+from natslog.node.replicas.companion_records import (
+    ERASED,
+    REMOVED,
+    RULES,
+    Delivered,
+    Record,
+    read_records,
+    rows_of,
+    size_of,
+)
+from natslog.node.replicas.consumer_records import KINDS, ConsumerRecords
+from natslog.node.replicas.replicated_log import ReplicatedLog
+from natslog.node.replicas.settings_in_force import adopt_settings
 
 if TYPE_CHECKING:
-    from natslog.node.replicas.services import Services
-    from natslog.node.replicas.stream import HostedStream, SessionMark
+    from natslog.node.replicas.replica_driver import ReplicaDriver
 
 logger = logging.getLogger("natslog.node")
 
@@ -55,9 +65,126 @@ MAX_RECORDS_BYTES = 32 * 1024 * 1024
 """Of one request: it is one commit, and a commit must fit into a frame between brokers."""
 _COMMITTED_WITHIN_S = 30.0
 _READ_AGAIN_S = 1.0
-_TAIL_BYTES = 1024 * 1024
+_CREATED_WITHIN_S = 5.0
 
 OnRecords = Callable[[list[Delivered]], None]
+
+
+class Companion:
+    """Of one stream. In the event loop.
+
+    Attributes:
+        log: while it is open. consumers: of the JetStream API, as its records state them.
+        on_records: called with the committed records (offset, kind, record), in order, on every replica. start: the
+            offset to begin with. Both are set before the log opens.
+    """
+
+    def __init__(self, driver: ReplicaDriver) -> None:
+        self.log: CompanionLog | None = None
+        self.consumers = ConsumerRecords()
+        self.on_records: OnRecords = self._take_records
+        self.start = 0
+        self._driver = driver
+
+    @property
+    def files(self) -> ReplicaLog | None:
+        return None if self.log is None else self.log.log
+
+    @property
+    def size_bytes(self) -> int:
+        """0 where there is none."""
+        return 0 if self.log is None else self.log.log.chain.size_bytes
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is one that is not open here."""
+        return self._driver.record.has_companion and self.log is None
+
+    def advance(self, high_watermark: int) -> None:
+        """HW is here now."""
+        if self.log is not None:
+            self.log.advance(high_watermark)
+
+    # ---- leading ----
+
+    async def prepare(self) -> None:
+        """So that the first records do not wait for the log to be created. Raises as `append`."""
+        if not self._driver.record.has_companion:
+            await self._writable()
+
+    async def append(self, records: Sequence[Record]) -> int:
+        """Appends records (kind, bytes), in the leader of the stream, as one commit; the log is created if there is
+        none. Returns the offset behind them when they are committed and delivered here.
+
+        Raises:
+            InvalidRequest: the records are too large. StorageFull, …: nothing was appended. NoLeader,
+                NotEnoughReplicas: the message states whether the change may have taken effect.
+        """
+        return await (await self._writable()).append(records)
+
+    async def shorten(self, snapshot: Sequence[Record]) -> None:
+        """Appends records that stand for all that were delivered here until now, and removes those. The snapshot is
+        taken immediately before this call, without an `await` between. Records that are not delivered yet are kept.
+
+        Raises:
+            As `append`; where it fails, nothing was removed.
+        """
+        covers = self._driver.replica.companion_delivered
+        await (await self._writable()).shorten(snapshot, covers)
+
+    async def _writable(self) -> CompanionLog:
+        """The log, which is created if necessary. Raises NoLeader."""
+        driver, replica = self._driver, self._driver.replica
+        try:
+            async with asyncio.timeout(_CREATED_WITHIN_S):
+                while True:
+                    if replica.leading is None or replica.is_transferring:
+                        raise _leadership_is_changing(driver.name)
+                    if self.log is not None and self.log.is_writing and replica.is_companion_held:
+                        return self.log
+                    replica.create_companion()
+                    driver.progress()  # a proposal that is lost is made again by a tick
+                    await driver.reconciled.wait()
+        except TimeoutError as error:
+            problem = replica.problem
+            raise NoLeader(
+                f"the companion log of stream {driver.name!r} could not be created in time, and nothing was changed: "
+                f"repeat the request{'' if problem is None else '. ' + problem.message}",
+                stream=driver.name,
+            ) from error
+
+    async def drained(self) -> None:
+        """Returns when all that was requested is appended."""
+        if self.log is not None:
+            await self.log.drained()
+
+    async def stop_writing(self) -> None:
+        if self.log is not None:
+            await self.log.stop_writing()
+
+    async def close_log(self) -> None:
+        if self.log is not None:
+            log, self.log = self.log, None
+            await log.close()
+
+    # ---- on every replica ----
+
+    def _take_records(self, records: list[Delivered]) -> None:
+        driver, log, source = self._driver, self._driver.log, f"companion log of stream {self._driver.name!r}"
+        assert log is not None, "the companion log is open only while the log of messages is"
+        for _, kind, data in records:
+            if kind == REMOVED:
+                log.visibility.removed.record(from_bytes(data, source))
+            elif kind == ERASED:
+                erased = ErasedOffsets.from_bytes(data, source)
+                log.visibility.removed.record(erased.bitmap(source))  # first: views that begin now do not have them
+                log.erasures.add(erased, source)
+                driver.services.wake_upkeep()
+            elif kind == RULES:
+                log.visibility.count_anew(int(data), log.log_start_offset)
+                adopt_settings(log, driver.record)
+            elif kind in KINDS:
+                self.consumers.apply(kind, data, source)
 
 
 @dataclass(slots=True)
@@ -72,103 +199,25 @@ class _Request:
     end_offset: int = 0
 
 
-class Companion:
+class CompanionLog:
     """See the module. In the event loop.
 
-    Args:
-        stream: whose log it is. `start`: the offset from which on records are delivered.
-
     Attributes:
-        sessions: as of a `HostedStream`. leader_log_start: of a follower: the log start of its leader.
+        replicated: as other brokers copy it.
         delivered: all records below were passed to the owner.
     """
 
-    def __init__(self, stream: HostedStream, log: ReplicaLog, services: Services, start: int) -> None:
-        self.stream = stream
-        self.id: StreamId = companion_id(stream.id)
+    def __init__(self, driver: ReplicaDriver, log: ReplicaLog) -> None:
         self.log = log
-        self.sessions: set[SessionMark] = set()
-        self.leader_log_start = 0
-        self.delivered = max(start, log.log_start_offset)
+        self.replicated = ReplicatedLog(driver, log, is_companion=True)
+        self.delivered = max(driver.companion.start, log.log_start_offset)
         self.is_writing = False
-        self._services = services
+        self._driver = driver
         self._queue: deque[_Request] = deque()
         self._uncommitted: deque[_Request] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._delivery: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    # ---- as a `HostedStream`, for sessions and fetchers ----
-
-    @property
-    def name(self) -> str:
-        return f"{self.stream.name} (companion log)"
-
-    @property
-    def record(self) -> StreamRecord:
-        return self.stream.record
-
-    @property
-    def leading(self) -> LeaderReplica | None:
-        return self.stream.leading
-
-    @property
-    def high_watermark(self) -> int:
-        return self.stream.companion_high_watermark
-
-    def usable_log(self) -> ReplicaLog:
-        return self.log
-
-    def is_at_tail(self, offset: int) -> bool:
-        """Whether the remaining records are few, and in the segment that was just written."""
-        last = self.log.chain.last
-        return isinstance(last, ActiveSegment) and offset >= last.base_offset and last.size_bytes <= _TAIL_BYTES
-
-    def judged(self, position: FetchPosition) -> Verdict:
-        return self.stream.judged(position, is_companion=True)
-
-    def fetched(self, follower: BrokerId, position: FetchPosition, incarnation: str) -> Verdict:
-        return self.stream.fetched(follower, position, incarnation, is_companion=True)
-
-    def note_damage(self, error: NatslogError) -> None:
-        self.stream.note_damage(error, is_companion=True)
-
-    def unresponsive_leader(self, contact_ms: float) -> Epoch | None:
-        """Reported for the stream."""
-
-    def position(self) -> FetchPosition | None:
-        return self.stream.position(is_companion=True)
-
-    def is_behind(self, leader_high_watermark: int) -> bool:
-        return leader_high_watermark > self.log.log_end_offset
-
-    def leader_starts_at(self, epoch: Epoch, log_start_offset: int) -> None:
-        following = self.stream.following
-        if following is not None and following.epoch == epoch:
-            self.leader_log_start = log_start_offset
-
-    async def answered(
-        self, epoch: Epoch, verdict: Verdict, append: Callable[[ReplicaLog], Any] | None, high_watermark: int
-    ) -> bool:
-        """As `HostedStream.answered`."""
-        taken = self._append_to_new_segment(append) if append is not None and self._is_to_roll() else append
-        return await self.stream.answered(epoch, verdict, taken, high_watermark, companion=self)
-
-    def _append_to_new_segment(self, append: Callable[[ReplicaLog], Any]) -> Callable[[ReplicaLog], Any]:
-        async def rolled(log: ReplicaLog) -> None:
-            await self._in_thread(log.roll)
-            if (work := append(log)) is not None:
-                await work
-
-        return rolled
-
-    def _is_to_roll(self) -> bool:
-        """Whether the leader has removed records that are in the segment that is written here: when the next ones are
-        removed, so is this segment.
-        """
-        last = self.log.chain.last
-        is_open = isinstance(last, ActiveSegment) and len(last.index) > 0 and self.log.failure is None
-        return is_open and last is not None and last.base_offset < self.leader_log_start
 
     # ---- what follows from HW ----
 
@@ -177,17 +226,13 @@ class Companion:
         chain = self.log.chain
         if chain.committed != high_watermark:
             chain.committed = high_watermark
-            if self.leading is not None:
-                self.mark_sessions(has_records=False)
+            if self._driver.replica.leading is not None:
+                self.replicated.mark_sessions(has_records=False)
         self.deliver_soon()  # also where the log was begun at HW, behind records that are not to be delivered
-
-    def mark_sessions(self, *, has_records: bool = True) -> None:
-        for session in self.sessions:
-            session.mark(self.id, has_records=has_records)
 
     def deliver_soon(self) -> None:
         if self._delivery is None and not self._is_closed and self.delivered < self.log.high_watermark:
-            self._delivery = self._services.spawn(self._deliver_all(), f"records of {self.name}")
+            self._delivery = self._driver.services.spawn(self._deliver_all(), f"records of {self.replicated.name}")
 
     async def _deliver_all(self) -> None:
         try:
@@ -195,12 +240,12 @@ class Companion:
         except (NatslogError, OSError) as error:
             logger.error(
                 "%s: records could not be read: %s",
-                self.name,
+                self.replicated.name,
                 error,
-                extra=event("stream.records_unreadable", stream=self.name),
+                extra=event("stream.records_unreadable", stream=self.replicated.name),
             )
             if isinstance(error, CorruptLog):
-                self.note_damage(error)
+                self.replicated.note_damage(error)
             asyncio.get_running_loop().call_later(_READ_AGAIN_S, self.deliver_soon)
         finally:
             self._delivery = None
@@ -212,21 +257,18 @@ class Companion:
             NatslogError, OSError: they cannot be read.
         """
         while not self._is_closed and self.delivered < (end := self.log.high_watermark):
-            on_records = self.stream.companion_committed
-            records: list[Delivered] = []
-            if on_records is not None:
-                try:
-                    records, end = await self._in_thread(read_records, self.log, self.delivered, end)
-                except OffsetOutOfRange:
-                    if (log_start := self.log.log_start_offset) <= self.delivered:
-                        raise
-                    self.delivered = log_start  # a snapshot stands for those that were removed
-                    self._release()
-                    continue
+            try:
+                records, end = await self._driver.in_thread(read_records, self.log, self.delivered, end)
+            except OffsetOutOfRange:
+                if (log_start := self.log.log_start_offset) <= self.delivered:
+                    raise
+                self.delivered = log_start  # a snapshot stands for those that were removed
+                self._release()
+                continue
             if self._is_closed:
                 return
-            if records and on_records is not None:
-                on_records(records)
+            if records:
+                self._driver.companion.on_records(records)
             self.delivered = end
             self._release()
 
@@ -235,7 +277,11 @@ class Companion:
             request = self._uncommitted.popleft()
             if not request.done.done():
                 request.done.set_result(request.end_offset)
-        self.stream.companion_delivered(self.delivered)
+        replica = self._driver.replica
+        could_serve = replica.may_serve
+        replica.delivered(self.delivered)
+        if could_serve != replica.may_serve:
+            self._driver.wake()
 
     # ---- leading ----
 
@@ -244,33 +290,33 @@ class Companion:
         self.is_writing = True
 
     async def append(self, records: Sequence[Record]) -> int:
-        """As `HostedStream.append_companion`."""
+        """As `Companion.append`."""
         if not records:
             return self.log.log_end_offset
         if (size_bytes := size_of(records)) > MAX_RECORDS_BYTES:
             raise InvalidRequest(
                 f"records of {size_bytes} bytes cannot be stored at once, at most {MAX_RECORDS_BYTES} can: request "
                 "less at once",
-                stream=self.stream.name,
+                stream=self._driver.name,
             )
         return await self._committed(self._request(records))
 
     async def shorten(self, snapshot: Sequence[Record], covers: int) -> None:
-        """As `HostedStream.shorten_companion`. `covers`: the snapshot stands for all records below this offset."""
+        """As `Companion.shorten`. `covers`: the snapshot stands for all records below this offset."""
         requests = [self._request(part, covers if not at else None) for at, part in enumerate(_parts_of(snapshot))]
         for request in requests:
             await self._committed(request)
         start = requests[0].end_offset - len(requests[0].records)
-        await self._in_thread(self.log.upkeep.drop_before, start)
-        self.mark_sessions()
+        await self._driver.in_thread(self.log.upkeep.drop_before, start)
+        self.replicated.mark_sessions()
 
     def _request(self, records: Sequence[Record], covers: int | None = None) -> _Request:
         if not self.is_writing:
-            raise self._not_leading()
+            raise _leadership_is_changing(self._driver.name)
         request = _Request(records, asyncio.get_running_loop().create_future(), covers)
         self._queue.append(request)
         if self._writer is None:
-            self._writer = self._services.spawn(self._write(), f"appending to {self.name}")
+            self._writer = self._driver.services.spawn(self._write(), f"appending to {self.replicated.name}")
         return request
 
     async def _committed(self, request: _Request) -> int:
@@ -279,9 +325,9 @@ class Companion:
                 return await asyncio.shield(request.done)
         except TimeoutError as error:
             raise NotEnoughReplicas(
-                f"the change to stream {self.stream.name!r} is stored on this broker, but not yet on all in-sync "
+                f"the change to stream {self._driver.name!r} is stored on this broker, but not yet on all in-sync "
                 "replicas, so that it may or may not take effect: repeat the request",
-                stream=self.stream.name,
+                stream=self._driver.name,
             ) from error
 
     async def _write(self) -> None:
@@ -307,10 +353,10 @@ class Companion:
 
     async def _append(self, taken: list[_Request]) -> None:
         """Raises NatslogError: nothing was appended."""
-        stream, ingest = self.stream, self.stream.ingest
+        driver, ingest = self._driver, self._driver.steps.ingest
         if not self.is_writing or ingest is None:
-            raise self._not_leading()
-        if (refusal := stream.refusal()) is not None:
+            raise _leadership_is_changing(driver.name)
+        if (refusal := driver.refusal()) is not None:
             raise refusal
         time_us = ingest.stream_time.now_us()
 
@@ -322,12 +368,13 @@ class Companion:
                 return self.log.log_end_offset
             return self.log.append(rows_of(records), time_us)[0]
 
-        offset = await self._in_thread(append)
+        offset = await self._driver.in_thread(append)
         for request in taken:
             offset = request.end_offset = offset + len(request.records)
         self._uncommitted += taken
-        self.mark_sessions()
-        stream.companion_appended(offset)
+        self.replicated.mark_sessions()
+        driver.replica.companion_appended(offset)
+        driver.progress()
         self._release()  # what was nothing is delivered
 
     def _whole_snapshot(self, snapshot: Sequence[Record], covers: int) -> list[Record]:
@@ -339,7 +386,7 @@ class Companion:
                 found, start = read_records(self.log, start, end, uncommitted=True)
                 since += [(kind, value) for _, kind, value in found]
         except OSError as error:
-            raise StorageFailed(f"{self.name}: its records cannot be read: {error}") from error
+            raise StorageFailed(f"{self.replicated.name}: its records cannot be read: {error}") from error
         self.log.roll()
         return [*snapshot, *since]
 
@@ -349,9 +396,9 @@ class Companion:
         if self._writer is not None:
             await asyncio.wait([self._writer])
         unanswered = NoLeader(
-            f"the leadership of stream {self.stream.name!r} is changing, so that the change may or may not have taken "
+            f"the leadership of stream {self._driver.name!r} is changing, so that the change may or may not have taken "
             "effect: repeat the request",
-            stream=self.stream.name,
+            stream=self._driver.name,
         )
         while self._uncommitted:
             _fail(self._uncommitted.popleft(), unanswered)
@@ -361,10 +408,6 @@ class Companion:
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
-    def _not_leading(self) -> NoLeader:
-        name = self.stream.name
-        return NoLeader(f"the leadership of stream {name!r} is changing: repeat the request", stream=name)
-
     # ---- the end ----
 
     async def close(self) -> None:
@@ -373,10 +416,11 @@ class Companion:
         await self.stop_writing()
         if self._delivery is not None:
             await asyncio.wait([self._delivery])
-        await self._in_thread(self.log.close)
+        await self._driver.in_thread(self.log.close)
 
-    async def _in_thread(self, work: Callable[..., Any], *arguments: object) -> Any:
-        return await in_thread(self._services.writers, work, *arguments)
+
+def _leadership_is_changing(name: str) -> NoLeader:
+    return NoLeader(f"the leadership of stream {name!r} is changing: repeat the request", stream=name)
 
 
 def _fail(request: _Request, error: NatslogError) -> None:

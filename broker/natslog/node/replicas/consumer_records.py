@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from natslog.errors import CorruptLog
-from natslog.node.replicas.companion_log import Record
+from natslog.node.replicas.companion_records import Record
 
 CONSUMER = "consumer"
 """Kind of the records of a companion log that create or change a consumer."""

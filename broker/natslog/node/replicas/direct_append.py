@@ -195,7 +195,7 @@ class _Work:
         stats = self.ingest.stats
         match outcome:
             case run, True:
-                self.stream.appended(run.end, run.start)
+                self.stream.driver.appended(run.end, run.start)
                 stats.runs += 1
                 stats.run_seconds += seconds
             case _, False:

@@ -26,8 +26,7 @@ from natslog.log.segment import read_at
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.begun import begin
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
-from natslog.node.replicas.companion import Companion
-from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.replicated_log import ReplicatedLog
 
 Reply = Callable[[FetchResponse, Sequence[Buffer]], None]
 
@@ -79,14 +78,14 @@ class FetchSession:
     """One follower's link.
 
     Args:
-        find: a stream or a companion log by its id, where this broker has it.
+        find: a log by its id, where it is open here.
         spawn: makes a task of work, with this name; an error of it is a bug.
     """
 
     def __init__(
         self,
         follower: BrokerId,
-        find: Callable[[StreamId], HostedStream | Companion | None],
+        find: Callable[[StreamId], ReplicatedLog | None],
         executor: Executor,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
@@ -110,12 +109,12 @@ class FetchSession:
         self._high_watermark_timer: asyncio.TimerHandle | None = None
         self._is_answer_due = False
 
-    def expect(self, stream_id: StreamId) -> None:
+    def expect(self, log_id: StreamId) -> None:
         """This broker leads the stream from now on. The follower says where it is in its next request: until it has,
         none is held for long. What it has asked too early is answered now.
         """
-        self._expected[stream_id] = time.monotonic() + _EXPECTED_WITHIN_S
-        self._make_due(stream_id)
+        self._expected[log_id] = time.monotonic() + _EXPECTED_WITHIN_S
+        self._make_due(log_id)
         asyncio.get_running_loop().call_soon(self._answer_held)
 
     def _wait_s(self) -> float:
@@ -123,49 +122,49 @@ class FetchSession:
         if not self._expected:
             return _WAIT_S
         now_s = time.monotonic()
-        self._expected = {stream_id: until_s for stream_id, until_s in self._expected.items() if until_s > now_s}
+        self._expected = {log_id: until_s for log_id, until_s in self._expected.items() if until_s > now_s}
         return _EXPECTED_WAIT_S if self._expected else _WAIT_S
 
-    def mark(self, stream_id: StreamId, *, has_records: bool, end_offset: int | None = None) -> None:
+    def mark(self, log_id: StreamId, *, has_records: bool, end_offset: int | None = None) -> None:
         """A stream has new data: records, or only another HW.
 
         Args:
             end_offset: of the log now; None: it has not changed.
         """
-        if stream_id not in self._positions or stream_id in self._due or stream_id in self._catching_up:
+        if log_id not in self._positions or log_id in self._due or log_id in self._catching_up:
             return
-        if end_offset is not None and self._sent_until.get(stream_id) == end_offset:
+        if end_offset is not None and self._sent_until.get(log_id) == end_offset:
             return
         if has_records:
-            self._due_later.discard(stream_id)
-            self._due[stream_id] = None
+            self._due_later.discard(log_id)
+            self._due[log_id] = None
             self._answer_soon()
-        elif stream_id not in self._due_later:
+        elif log_id not in self._due_later:
             loop = asyncio.get_running_loop()
             if not self._due_later:
                 self._due_later_from_s = loop.time()
-            self._due_later.add(stream_id)
+            self._due_later.add(log_id)
             if self._high_watermark_timer is None:
                 self._high_watermark_timer = loop.call_later(_HIGH_WATERMARK_WAITS_S, self._send_high_watermarks)
 
-    def send_written(self, stream: HostedStream, batch: EncodedBatch) -> bool:
+    def send_written(self, replicated: ReplicatedLog, batch: EncodedBatch) -> bool:
         """Sends a commit that is not synced here yet, if the follower has everything before it, and waits for more.
         Returns whether it was sent.
         """
-        held, leading, log = self._held, stream.leading, stream.log
-        position, header = self._positions.get(stream.id), batch.header
-        if held is None or self._due or position is None or self._complete.get(stream.id) is not leading:
+        held, leading, log = self._held, replicated.leading, replicated.log
+        position, header = self._positions.get(replicated.id), batch.header
+        if held is None or self._due or position is None or self._complete.get(replicated.id) is not leading:
             return False
-        if leading is None or log is None or position.offset != header.base_offset:
+        if leading is None or position.offset != header.base_offset:
             return False
         self._held = None
-        self._sent_by[stream.id], self._sent_until[stream.id] = leading, header.end_offset
-        self._due_later.discard(stream.id)
+        self._sent_by[replicated.id], self._sent_until[replicated.id] = leading, header.end_offset
+        self._due_later.discard(replicated.id)
         answer = FetchAnswer(
-            stream.id,
+            replicated.id,
             leading.epoch,
             Matching(),
-            stream.high_watermark,
+            replicated.high_watermark,
             log.first_readable_offset,
             header.total_bytes,
             log.ids.kept.serial,
@@ -194,23 +193,23 @@ class FetchSession:
         """
         self.last_contact_s = time.monotonic()
         self.incarnation = request.incarnation
-        for stream_id in request.forget:
-            self._positions.pop(stream_id, None)
-            self._sent_by.pop(stream_id, None)
-            self._complete.pop(stream_id, None)
-            self._due.pop(stream_id, None)
-            if (stream := self._find(stream_id)) is not None:
-                stream.sessions.discard(self)
-        for stream_id, position in request.changed:
-            self._positions[stream_id] = position
-            if self._only_confirms(stream_id, position, self._note_position(stream_id, position)):
-                if self._catching_up.pop(stream_id, None) is not None:
-                    self.mark(stream_id, has_records=False)  # what was not noted meanwhile
+        for log_id in request.forget:
+            self._positions.pop(log_id, None)
+            self._sent_by.pop(log_id, None)
+            self._complete.pop(log_id, None)
+            self._due.pop(log_id, None)
+            if (replicated := self._find(log_id)) is not None:
+                replicated.sessions.discard(self)
+        for log_id, position in request.changed:
+            self._positions[log_id] = position
+            if self._only_confirms(log_id, position, self._note_position(log_id, position)):
+                if self._catching_up.pop(log_id, None) is not None:
+                    self.mark(log_id, has_records=False)  # what was not noted meanwhile
                 continue
-            if (pause_s := self._pause_s(stream_id, position)) > 0:
-                asyncio.get_running_loop().call_later(pause_s, self._make_due, stream_id)
+            if (pause_s := self._pause_s(log_id, position)) > 0:
+                asyncio.get_running_loop().call_later(pause_s, self._make_due, log_id)
             else:
-                self._due[stream_id] = None
+                self._due[log_id] = None
         self._held = (request, reply)
         if self._due:
             self.answer()
@@ -254,109 +253,110 @@ class FetchSession:
     async def _answer_request(self, request: FetchRequest, reply: Reply) -> None:
         reply(*await self._gathered(request))
 
-    def _pause_s(self, stream_id: StreamId, position: FetchPosition) -> float:
+    def _pause_s(self, log_id: StreamId, position: FetchPosition) -> float:
         """The pause before the next part of a replica that catches up; 0 for one that is in sync, or nearly, or that
         writes wait for.
         """
-        stream, last = self._find(stream_id), self._catching_up.pop(stream_id, None)
-        leading = None if stream is None else stream.leading
-        if stream is None or stream.log is None or leading is None or self.follower in leading.counted:
+        replicated, last = self._find(log_id), self._catching_up.pop(log_id, None)
+        leading = None if replicated is None else replicated.leading
+        if replicated is None or leading is None or self.follower in leading.counted:
             return 0.0
-        is_near = stream.is_at_tail(position.offset) or position.offset >= stream.log.log_end_offset
-        if is_near or len(stream.record.isr) < stream.record.settings.min_isr:
+        is_near = replicated.is_at_tail(position.offset) or position.offset >= replicated.log.log_end_offset
+        if is_near or len(replicated.record.isr) < replicated.record.settings.min_isr:
             return 0.0
-        now_s, appended_bytes = time.monotonic(), stream.log.appended_bytes
+        now_s, appended_bytes = time.monotonic(), replicated.log.appended_bytes
         growth = 0.0 if last is None else last.growth_until(now_s, appended_bytes)
         pause_s = 0.0 if last is None else last.pause_s(now_s, growth)
         is_outpaced = growth > 0 and not pause_s
-        self._catching_up[stream_id] = _Part(now_s, now_s + pause_s, appended_bytes, growth, is_outpaced)
+        self._catching_up[log_id] = _Part(now_s, now_s + pause_s, appended_bytes, growth, is_outpaced)
         return pause_s
 
-    def is_outpaced(self, stream_id: StreamId) -> bool:
+    def is_outpaced(self, log_id: StreamId) -> bool:
         """Whether the follower catches up with the stream too slowly because the log grows as fast as it can copy."""
-        part = self._catching_up.get(stream_id)
+        part = self._catching_up.get(log_id)
         return part is not None and part.is_outpaced and time.monotonic() - part.asked_s < _OUTPACED_HOLDS_S
 
-    def _make_due(self, stream_id: StreamId) -> None:
-        if stream_id in self._positions:
-            self._due[stream_id] = None
+    def _make_due(self, log_id: StreamId) -> None:
+        if log_id in self._positions:
+            self._due[log_id] = None
             self._answer_soon()
 
-    def _note_position(self, stream_id: StreamId, position: FetchPosition) -> Verdict | None:
+    def _note_position(self, log_id: StreamId, position: FetchPosition) -> Verdict | None:
         """The follower's position may move HW, before anything is read for it. None: not led here."""
-        stream = self._find(stream_id)
-        if stream is None or stream.leading is None:
+        replicated = self._find(log_id)
+        if replicated is None or replicated.leading is None:
             return None
-        self._expected.pop(stream_id, None)
-        stream.sessions.add(self)
-        self._complete.pop(stream_id, None)
-        self._sent_until.pop(stream_id, None)
-        verdict = stream.fetched(self.follower, position, self.incarnation)
-        leading, log = stream.leading, stream.log
-        end_offset = None if log is None else log.written_end_offset
-        if leading is not None and isinstance(verdict, Matching) and position.offset == end_offset:
-            self._complete[stream_id] = leading
+        self._expected.pop(log_id, None)
+        replicated.sessions.add(self)
+        self._complete.pop(log_id, None)
+        self._sent_until.pop(log_id, None)
+        verdict = replicated.fetched(self.follower, position, self.incarnation)
+        leading = replicated.leading
+        is_complete = isinstance(verdict, Matching) and position.offset == replicated.log.written_end_offset
+        if leading is not None and is_complete:
+            self._complete[log_id] = leading
         return verdict
 
-    def _only_confirms(self, stream_id: StreamId, position: FetchPosition, verdict: Verdict | None) -> bool:
+    def _only_confirms(self, log_id: StreamId, position: FetchPosition, verdict: Verdict | None) -> bool:
         """Whether this is where the records end that were just sent, and so does the log."""
-        leading, stream = self._sent_by.pop(stream_id, None), self._find(stream_id)
+        leading, replicated = self._sent_by.pop(log_id, None), self._find(log_id)
         return (
             leading is not None
             and isinstance(verdict, Matching)
-            and stream is not None
-            and stream.leading is leading
-            and stream.log is not None
-            and stream.log.log_end_offset == position.offset
+            and replicated is not None
+            and replicated.leading is leading
+            and replicated.log.log_end_offset == position.offset
         )
 
     async def _gathered(self, request: FetchRequest) -> tuple[FetchResponse, list[bytes]]:
         answers: list[FetchAnswer] = []
         payload: list[bytes] = []
         room = request.max_bytes
-        for stream_id in list(self._due):  # each once: new records meanwhile are for the next request
+        for log_id in list(self._due):  # each once: new records meanwhile are for the next request
             if room <= 0:
                 break
-            self._due.pop(stream_id, None)
-            self._due_later.discard(stream_id)
-            answer, data = await self._answer(stream_id, room)
+            self._due.pop(log_id, None)
+            self._due_later.discard(log_id)
+            answer, data = await self._answer(log_id, room)
             if answer is not None:
                 answers.append(answer)
                 payload += data
                 room -= answer.length + 64
         return FetchResponse(request.number, tuple(answers)), payload
 
-    async def _answer(self, stream_id: StreamId, room_bytes: int) -> tuple[FetchAnswer | None, list[bytes]]:
-        position = self._positions.get(stream_id)
+    async def _answer(self, log_id: StreamId, room_bytes: int) -> tuple[FetchAnswer | None, list[bytes]]:
+        position = self._positions.get(log_id)
         if position is None:
             return None, []
-        stream = self._find(stream_id)
-        if stream is None or stream.leading is None or stream.log is None:
-            return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
-        stream.sessions.add(self)
-        leading, log = stream.leading, stream.log
-        verdict = stream.judged(position)
+        replicated = self._find(log_id)
+        if replicated is None or replicated.leading is None:
+            return FetchAnswer(log_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
+        replicated.sessions.add(self)
+        leading, log = replicated.leading, replicated.log
+        verdict = replicated.judged(position)
         data: list[bytes] = []
         if isinstance(verdict, Matching) and position.offset < log.log_end_offset:
-            if stream.is_at_tail(position.offset):
-                data = self._records(stream, position.offset, room_bytes)
+            if replicated.is_at_tail(position.offset):
+                data = self._records(replicated, position.offset, room_bytes)
             else:
                 loop = asyncio.get_running_loop()
-                data = await loop.run_in_executor(self._executor, self._records, stream, position.offset, room_bytes)
-                if (part := self._catching_up.get(stream_id)) is not None:
+                data = await loop.run_in_executor(
+                    self._executor, self._records, replicated, position.offset, room_bytes
+                )
+                if (part := self._catching_up.get(log_id)) is not None:
                     part.got_bytes = sum(len(piece) for piece in data)
-                if stream.leading is not leading:  # the data read may belong to another leader by now
-                    return FetchAnswer(stream_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
+                if replicated.leading is not leading:  # the data read may belong to another leader by now
+                    return FetchAnswer(log_id, Epoch(0), Fenced(Epoch(0)), 0, 0), []
             if data:
-                self._sent_by[stream_id] = leading
+                self._sent_by[log_id] = leading
             else:
-                asyncio.get_running_loop().call_later(_READ_AGAIN_S, self._make_due, stream_id)
+                asyncio.get_running_loop().call_later(_READ_AGAIN_S, self._make_due, log_id)
         return (
             FetchAnswer(
-                stream_id,
+                log_id,
                 leading.epoch,
                 verdict,
-                stream.high_watermark,
+                replicated.high_watermark,
                 log.first_readable_offset,
                 sum(len(piece) for piece in data),
                 log.ids.kept.serial,
@@ -365,20 +365,20 @@ class FetchSession:
         )
 
     @staticmethod
-    def _records(stream: HostedStream | Companion, start: int, max_bytes: int) -> list[bytes]:
+    def _records(replicated: ReplicatedLog, start: int, max_bytes: int) -> list[bytes]:
         """As `records_from`. Empty if they cannot be read now."""
         try:
-            return records_from(stream.usable_log(), start, max_bytes)
+            return records_from(replicated.log, start, max_bytes)
         except CorruptLog as error:
-            stream.note_damage(error)
+            replicated.note_damage(error)
             return []
         except (NatslogError, OSError):
             return []  # for example removed by retention
 
     def close(self) -> None:
-        for stream_id in self._positions:
-            if (stream := self._find(stream_id)) is not None:
-                stream.sessions.discard(self)
+        for log_id in self._positions:
+            if (replicated := self._find(log_id)) is not None:
+                replicated.sessions.discard(self)
         self._positions.clear()
         self._held = None
         for timer in (self._timer, self._high_watermark_timer):

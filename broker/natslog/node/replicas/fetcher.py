@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from natslog.arrow import ipc
 from natslog.cluster.roles import Matching
@@ -31,8 +31,7 @@ from natslog.node.peers.handshake import Hello
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.peers.pieces import ask_for_pieces
-from natslog.node.replicas.companion import Companion
-from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.threads import in_thread
 from natslog.node.writes.disk_pace import DiskPace
 
@@ -42,10 +41,6 @@ _ANSWER_WITHIN_S = 2.0
 _AGAIN_S = 0.2
 _SMALL_BYTES, _MEASURED_BYTES = 512 * 1024, 32 * 1024
 _COMPLAIN_EVERY_S = 10.0
-
-
-Followed: TypeAlias = HostedStream | Companion
-"""What is copied from a leader: the log of messages of a stream, or its companion log."""
 
 
 class Fetcher:
@@ -72,7 +67,7 @@ class Fetcher:
         self._link = link
         self._incarnation = incarnation
         self._executor, self._pace = executor, pace
-        self._streams: dict[StreamId, Followed] = {}
+        self._streams: dict[StreamId, ReplicatedLog] = {}
         self._changed: dict[StreamId, None] = {}
         self._forget: set[StreamId] = set()
         self._number = 0
@@ -87,13 +82,13 @@ class Fetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawn(self._run(), f"fetching from broker {leader}")
 
-    def follow(self, stream: Followed) -> None:
+    def follow(self, stream: ReplicatedLog) -> None:
         self._streams[stream.id] = stream
         self._forget.discard(stream.id)
         self._changed[stream.id] = None
         self._something.set()
 
-    def forget(self, stream: Followed) -> None:
+    def forget(self, stream: ReplicatedLog) -> None:
         if self._streams.pop(stream.id, None) is not None:
             self._forget.add(stream.id)
             self._changed.pop(stream.id, None)
@@ -110,7 +105,7 @@ class Fetcher:
             self._on_bug(task.get_name(), error)
 
     @property
-    def streams(self) -> list[Followed]:
+    def streams(self) -> list[ReplicatedLog]:
         return list(self._streams.values())
 
     async def _run(self) -> None:
@@ -182,7 +177,7 @@ class Fetcher:
             position += answer.length
             stream = self._streams.get(answer.stream_id)
             if stream is not None:
-                (of_companions if isinstance(stream, Companion) else works).append(self._apply(stream, answer, data))
+                (of_companions if stream.is_companion else works).append(self._apply(stream, answer, data))
         if len(works) == 1:
             await works[0]
         elif works:
@@ -193,12 +188,12 @@ class Fetcher:
         if self._streams and not self._is_closed:
             self._ask()
 
-    async def _apply(self, stream: Followed, answer: FetchAnswer, data: memoryview) -> None:
+    async def _apply(self, stream: ReplicatedLog, answer: FetchAnswer, data: memoryview) -> None:
         def append(log: ReplicaLog) -> Awaitable[None] | None:
             return self._append(log, stream, answer.epoch, data)
 
         stream.leader_starts_at(answer.epoch, answer.log_start_offset)  # first: a full disk may need what it frees
-        if isinstance(stream, HostedStream) and stream.lacks_ids(answer.epoch, answer.ids_serial):
+        if stream.lacks_ids(answer.epoch, answer.ids_serial):
             if stream.id not in self._adopting:  # beside the fetches of other streams; then this one is asked again
                 self._adopting[stream.id] = asyncio.create_task(self._adopt_ids(stream, answer))
             return
@@ -217,7 +212,7 @@ class Fetcher:
         elif not isinstance(answer.verdict, Matching) or answer.length or stream.is_behind(answer.high_watermark):
             self._again(stream)
 
-    async def _adopt_ids(self, stream: HostedStream, answer: FetchAnswer) -> None:
+    async def _adopt_ids(self, stream: ReplicatedLog, answer: FetchAnswer) -> None:
         try:
             if (link := self._link()) is not None:
                 data = await ask_for_pieces(link, "kept_ids", stream_id=stream.id)
@@ -228,7 +223,7 @@ class Fetcher:
             del self._adopting[stream.id]
             self._again(stream)
 
-    def _complain(self, stream: Followed, error: NatslogError) -> None:
+    def _complain(self, stream: ReplicatedLog, error: NatslogError) -> None:
         if time.monotonic() - self._complained_s > _COMPLAIN_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error(
@@ -239,7 +234,7 @@ class Fetcher:
                 extra=event("replica.not_copied", stream=stream.name, peer=self.leader, reason=error.code),
             )
 
-    def _again(self, stream: Followed) -> None:
+    def _again(self, stream: ReplicatedLog) -> None:
         """Sends a new request in a moment."""
 
         def mark() -> None:
@@ -248,7 +243,7 @@ class Fetcher:
 
         asyncio.get_running_loop().call_later(_AGAIN_S, mark)
 
-    def _append(self, log: ReplicaLog, stream: Followed, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
+    def _append(self, log: ReplicaLog, stream: ReplicatedLog, epoch: Epoch, data: memoryview) -> Awaitable[None] | None:
         """Small records are appended immediately if the disk was fast recently; large ones, or those that need a new
         file, in a thread.
         """

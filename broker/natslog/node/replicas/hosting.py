@@ -29,11 +29,11 @@ from natslog.node.data_dir import OF_FILE_SYSTEM, DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.peers.links import DialledLink
 from natslog.node.peers.pieces import piece
-from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.proposals import Proposals
+from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.replicas.services import OnBug, Services
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
@@ -107,13 +107,13 @@ class Hosting:
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
 
-    def find_log(self, log_id: StreamId) -> HostedStream | Companion | None:
-        """As brokers name it to each other: a stream, which stands for its log of messages, or a companion log."""
+    def find_log(self, log_id: StreamId) -> ReplicatedLog | None:
+        """As brokers name it to each other: a stream stands for its log of messages. None where it is not open."""
         if (stream := self._by_id.get(log_id)) is not None:
-            return stream
+            return stream.messages
         stream_id = stream_of_companion(log_id)
         owner = None if stream_id is None else self._by_id.get(stream_id)
-        return None if owner is None else owner.companion
+        return None if owner is None or owner.companion.log is None else owner.companion.log.replicated
 
     def start(self) -> None:
         self._spawn(self._tick(), "replicas")
@@ -159,7 +159,7 @@ class Hosting:
             stream = self._by_id[record.id] = self.streams[record.name] = HostedStream(record, self.me, self.services)
         elif stream.record is record:
             return
-        stream.changed(record)
+        stream.driver.changed(record)
 
     def _leave(self, stream: HostedStream) -> None:
         del self._by_id[stream.id], self.streams[stream.name]
@@ -171,7 +171,7 @@ class Hosting:
     async def _stop_hosting(self, stream: HostedStream) -> None:
         """Deleted, or moved away; the files stay until their tombstone is due."""
         self._leaving.add(stream)
-        stream.changed(None)
+        stream.driver.changed(None)
         await stream.finished()
         self._leaving.discard(stream)
         self._due.add(stream.name)  # it may have been moved back meanwhile
@@ -185,8 +185,8 @@ class Hosting:
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
             is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
             for stream in list(self.streams.values()):
-                if not (is_calm and stream.pass_time_if_quiet(now_ms, self._calm.away)):
-                    stream.tick(contact_ms)
+                if not (is_calm and stream.driver.pass_time_if_quiet(now_ms, self._calm.away)):
+                    stream.driver.tick(contact_ms)
 
     async def reconciled(self, stream: HostedStream) -> None:
         """Returns when the replica is as its record says, as far as it can be."""
@@ -205,7 +205,7 @@ class Hosting:
             )
         return self.fetchers[leader]
 
-    def _forget(self, stream: HostedStream | Companion) -> None:
+    def _forget(self, stream: ReplicatedLog) -> None:
         for fetcher in self.fetchers.values():
             fetcher.forget(stream)
 

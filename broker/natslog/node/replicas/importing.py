@@ -102,7 +102,7 @@ class _Append:
     def _announce_end(self, end_offset: int, *, is_run: bool = False) -> None:
         leading = self.stream.leading
         if leading is not None and end_offset > leading.log_end_offset:
-            self.stream.appended(end_offset, leading.log_end_offset if is_run else None)
+            self.stream.driver.appended(end_offset, leading.log_end_offset if is_run else None)
 
     def _append(self) -> int:
         """Raises the reason why this broker appends nothing now."""

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from natslog.cluster.damage import OffsetRange, range_without_copy
 from natslog.errors import (
     BrokerUnavailable,
     CorruptLog,
@@ -26,7 +27,6 @@ from natslog.errors import (
 )
 from natslog.log import ReplicaLog
 from natslog.log.repairing import FetchedBatches, missing_ranges
-from natslog.log.scrub import OffsetRange
 from natslog.log.sealed import SealedSegment
 from natslog.log_events import event
 from natslog.model import BrokerId, StreamId, StreamRecord
@@ -59,7 +59,6 @@ class RangeRepairs:
 
     def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
         self._cluster, self._hosting, self._readers = cluster, hosting, readers
-        self._reported: set[tuple[StreamId, OffsetRange]] = set()
         self.record_gaps: Callable[[HostedStream], Awaitable[None]] = _record_nothing
 
     # ---- for other brokers ----
@@ -84,7 +83,7 @@ class RangeRepairs:
             return
         for segment, end_offset, damaged in _damaged_segments(log):
             if end_offset is None:
-                stream.repair_all(log.scrub.problem or CorruptLog("the end of the log is damaged"))
+                stream.driver.repair_all(log.scrub.problem or CorruptLog("the end of the log is damaged"))
                 return
             await self._repair_segment(stream, log, segment, end_offset, damaged)
 
@@ -180,13 +179,12 @@ class RangeRepairs:
         log.scrub.accept(lost)
         log.scrub.verified(segment.base_offset, end_offset, [], is_pass=False)
         await in_thread(self._readers, log.scrub.store)
-        stream.lost_ranges = {one for one in stream.lost_ranges if not _is_in(one, segment, end_offset)}
+        stream.losses.resolved((segment.base_offset, end_offset), lost)
         stream.scrub_repaired += max(0, len(damaged) - len(lost))
         repaired = [one for one in ranges if one not in lost]
         if repaired or not lost:
             self._log_repaired(stream, segment, repaired)
         for start, end in lost:
-            stream.lost_offsets += end - start
             what = f"the loss of {offsets_between(start, end)} was accepted"
             logger.error(
                 "stream %s: %s",
@@ -211,9 +209,7 @@ class RangeRepairs:
 
     def _report(self, stream: HostedStream, error: _NotRepairable) -> None:
         """Once for each range."""
-        stream.lost_ranges.add(error.range)
-        if (stream.id, error.range) not in self._reported:
-            self._reported.add((stream.id, error.range))
+        if stream.losses.note(error.range):
             logger.error(
                 "stream %s: %s",
                 stream.name,
@@ -242,9 +238,8 @@ class RangeRepairs:
                 refusals.append(error)
         if start > began:  # what one replica lacks here, another one may have
             return start
-        if all(isinstance(error, CorruptLog) for error in refusals):
-            ends = [error.facts.get("end", end) for error in refusals]
-            raise _NotRepairable(start, min([end, *(one for one in ends if one > start)]))
+        if (lost := range_without_copy((start, end), refusals)) is not None:
+            raise _NotRepairable(lost)
         raise next(error for error in refusals if not isinstance(error, CorruptLog))
 
     async def _batch(self, broker: BrokerId, stream_id: StreamId, start: int, end: int) -> bytes:
@@ -258,13 +253,13 @@ class _NotRepairable(NatslogError):
 
     code = "corrupt_log"
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, lost: OffsetRange) -> None:
         super().__init__(
-            f"{offsets_between(start, end)} are damaged on every replica and cannot be repaired: restore a file of one "
+            f"{offsets_between(*lost)} are damaged on every replica and cannot be repaired: restore a file of one "
             "of them from a copy, then scrub the stream, or accept the loss (natslog repair). All other offsets "
             "are served"
         )
-        self.range = (start, end)
+        self.range = lost
 
 
 def _give_up(log: ReplicaLog, fetched: FetchedBatches, start: int, end: int) -> int:
@@ -279,10 +274,6 @@ def _pass_unreadable(log: ReplicaLog, fetched: FetchedBatches, start: int, end: 
     """
     upto = min(end, log.first_readable_offset)
     return _give_up(log, fetched, start, upto) if start < upto else start
-
-
-def _is_in(lost: OffsetRange, segment: SealedSegment, end_offset: int) -> bool:
-    return segment.base_offset <= lost[0] < end_offset
 
 
 def _damaged_segments(log: ReplicaLog) -> list[tuple[SealedSegment, int | None, list[OffsetRange]]]:

@@ -227,8 +227,8 @@ def rolled_and_due(streams: list[HostedStream]) -> list[HostedStream]:
     for stream in sorted(streams, key=lambda one: recovery_bytes[one.name], reverse=True):
         ingest = stream.ingest
         stream.usable_log().recent.drop_unwanted()
-        if stream.companion is not None:
-            stream.companion.log.recent.drop_unwanted()
+        if (companion := stream.companion.files) is not None:
+            companion.recent.drop_unwanted()
         if stream.following is not None and stream.usable_log().is_to_be_rolled:
             stream.roll_soon()
         if ingest is not None and (excess > 0 or _is_roll_due(stream, ingest)):
@@ -244,9 +244,9 @@ def _is_roll_due(stream: HostedStream, ingest: StreamIngest) -> bool:
 
 
 def _is_due(stream: HostedStream, log: ReplicaLog) -> bool:
-    if (companion := stream.companion) is not None:
+    if (companion := stream.companion.log) is not None:
         companion_start = companion.log.log_start_offset
-        if companion.log.upkeep.is_needed() or companion.leader_log_start > companion_start:
+        if companion.log.upkeep.is_needed() or companion.replicated.leader_log_start > companion_start:
             return True
     return log.upkeep.is_needed() or stream.leader_log_start > log.log_start_offset
 
@@ -304,7 +304,7 @@ def _checkpoint(_: HostedStream, log: ReplicaLog) -> bool:
 
 def _apply_rules(stream: HostedStream, log: ReplicaLog) -> bool:
     """Not before the records of the companion log are known, which state what does not count for rules."""
-    if stream.record.has_companion and stream.companion is None:
+    if stream.companion.is_missing:
         return False
     log.upkeep.apply_rules()
     return True
@@ -333,17 +333,16 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
             format_timestamp_us(time_us),
             extra=event("stream.retention", stream=stream.name, offset=log.log_start_offset, count=dropped),
         )
-        stream.log_start_moved()
+        stream.driver.log_start_moved()
     return bool(dropped)
 
 
 def _keep_companion(stream: HostedStream, _: ReplicaLog) -> bool:
     """Nothing in it expires: a follower removes what its leader has removed. Its segments are small."""
-    companion = stream.companion
-    if companion is not None:
+    if (companion := stream.companion.log) is not None:
         companion.log.checkpoint()
         if stream.following is not None:
-            companion.log.upkeep.drop_before(companion.leader_log_start)
+            companion.log.upkeep.drop_before(companion.replicated.leader_log_start)
         companion.log.upkeep.seal_next()
         companion.log.upkeep.merge_next()
     return False

@@ -130,12 +130,12 @@ class ReplicaStage:
     async def change(self, stream: HostedStream, record: StreamRecord | None = None, **changes: Any) -> None:
         """The metadata says this now; returns when the replica has done what follows."""
         record = record or msgspec.structs.replace(stream.record, version=stream.record.version + 1, **changes)
-        stream.changed(record)
+        stream.driver.changed(record)
         await self.wait_until_idle(stream)
 
     async def wait_until_idle(self, stream: HostedStream) -> None:
         async with asyncio.timeout(20):
-            while stream._task is not None:
+            while stream.driver._task is not None:
                 await stream.reconciled.wait()
 
 
@@ -164,7 +164,7 @@ def new_record(name: str = "orders", **changes: Any) -> StreamRecord:
 def append(stream: HostedStream, value: bytes) -> None:
     log = stream.usable_log()
     log.append(rows([value]), 1_000_000)
-    stream.appended(log.log_end_offset)
+    stream.driver.appended(log.log_end_offset)
 
 
 @contextmanager

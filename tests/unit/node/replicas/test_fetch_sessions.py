@@ -22,6 +22,7 @@ from natslog.model import Epoch, StreamId
 from natslog.node.peers.messages import FetchRequest, FetchResponse
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import _append_copies
+from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.replicas.stream import HostedStream
 from tests.conftest import rows
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, record_of, run
@@ -62,6 +63,11 @@ def with_streams(folder: Path, story: Callable[[Streams], Awaitable[None]]) -> N
     run(folder, told)
 
 
+def finder(streams: Streams) -> Callable[[StreamId], ReplicatedLog | None]:
+    """By the id of a stream, its log of messages."""
+    return lambda stream_id: None if stream_id not in streams else streams[stream_id].messages
+
+
 def spawned(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     return asyncio.create_task(work, name=name)
 
@@ -84,7 +90,7 @@ def test_a_stream_that_grows_while_an_answer_is_made_is_in_it_once(tmp_path: Pat
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
         with Disturbed(lambda: append(first, b"new")) as executor:
-            session = FetchSession(OTHER, streams.get, executor, spawned)
+            session = FetchSession(OTHER, finder(streams), executor, spawned)
             response = await asked(session, 1, streams, 0)
             assert sorted(answer.stream_id for answer in response.answers) == sorted(streams)
             end = first.usable_log().log_end_offset
@@ -97,7 +103,7 @@ def test_a_stream_that_grows_while_an_answer_is_made_is_in_it_once(tmp_path: Pat
 def test_what_has_no_room_in_an_answer_is_in_the_next(tmp_path: Path) -> None:
     async def story(streams: Streams) -> None:
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, streams.get, executor, spawned)
+            session = FetchSession(OTHER, finder(streams), executor, spawned)
             position = FetchPosition(Epoch(1), 0, Epoch(0))
             changed = tuple((stream_id, position) for stream_id in streams)
             small, _ = await served(session, FetchRequest(1, "life", changed, max_bytes=500_000))
@@ -115,7 +121,7 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
         now_s = 100.0
-        session = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1), spawned)
+        session = FetchSession(OTHER, finder(streams), ThreadPoolExecutor(1), spawned)
 
         def pause_after(seconds: float, offset: int, got_bytes: int = 1000, grew_bytes: int = 0) -> float:
             nonlocal now_s
@@ -131,7 +137,7 @@ def test_replica_that_catches_up_gets_a_third_of_the_time_or_comes_nearer_as_fas
 
         def needs(min_isr: int, isr: tuple[int, ...]) -> None:
             settings = msgspec.structs.replace(first.record.settings, min_isr=min_isr)
-            first.record = msgspec.structs.replace(first.record, settings=settings, isr=isr)
+            first.driver.record = msgspec.structs.replace(first.record, settings=settings, isr=isr)
             assert first.leading is not None
             first.leading.update(first.record, 0.0)
 
@@ -163,12 +169,12 @@ def test_replica_comes_nearer_also_where_the_log_grows_in_bursts(
 
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
-        first.record = msgspec.structs.replace(
+        first.driver.record = msgspec.structs.replace(
             first.record, settings=msgspec.structs.replace(first.record.settings, min_isr=1), isr=(ME,)
         )
         assert first.leading is not None
         first.leading.update(first.record, 0.0)
-        session, log = FetchSession(OTHER, streams.get, ThreadPoolExecutor(1), spawned), first.usable_log()
+        session, log = FetchSession(OTHER, finder(streams), ThreadPoolExecutor(1), spawned), first.usable_log()
         now_s, fetched_bytes, begin_s, begin_bytes = 100.0, 0, 100.0, log.appended_bytes
         monkeypatch.setattr("natslog.node.replicas.fetch_sessions.time.monotonic", lambda: now_s)
         while now_s < begin_s + 60:
@@ -199,7 +205,7 @@ def test_replica_that_has_caught_up_with_a_sealed_end_is_told_of_what_comes_next
         stream = await stage.host(stream.record)
         assert isinstance(stream.usable_log().chain.last, SealedSegment)
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, {stream.id: stream}.get, executor, spawned)
+            session = FetchSession(OTHER, finder({stream.id: stream}), executor, spawned)
             await asked(session, 1, {stream.id: stream}, 1)
             append(stream, b"next")
             response, payload = await served(session, FetchRequest(2, "life"))
@@ -216,7 +222,7 @@ def test_a_position_that_confirms_what_was_sent_is_answered_when_there_is_someth
     async def story(streams: Streams) -> None:
         first = next(iter(streams.values()))
         with ThreadPoolExecutor(1) as executor:
-            session, log = FetchSession(OTHER, streams.get, executor, spawned), first.usable_log()
+            session, log = FetchSession(OTHER, finder(streams), executor, spawned), first.usable_log()
             response = await asked(session, 1, {first.id: first}, log.log_end_offset - 1)
             assert response.answers[0].length > 0
             asking = asyncio.create_task(asked(session, 2, {first.id: first}, log.log_end_offset))
@@ -240,10 +246,10 @@ async def catching_up(streams: Streams, executor: Executor) -> tuple[FetchSessio
     """A session whose follower is out of sync, and was sent all of the first stream."""
     first = next(iter(streams.values()))
     needs = msgspec.structs.replace(first.record.settings, min_isr=1)
-    first.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
+    first.driver.record = msgspec.structs.replace(first.record, settings=needs, isr=(ME,))
     assert first.leading is not None
     first.leading.update(first.record, 0.0)
-    session = FetchSession(OTHER, streams.get, executor, spawned)
+    session = FetchSession(OTHER, finder(streams), executor, spawned)
     await asked(session, 1, {first.id: first}, 2)
     assert first.id in session._catching_up
     return session, first, first.usable_log()
@@ -285,7 +291,7 @@ def test_records_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypat
         first = next(iter(streams.values()))
         monkeypatch.setattr("natslog.node.replicas.fetch_sessions._READ_AGAIN_S", 0.01)
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, streams.get, executor, spawned)
+            session = FetchSession(OTHER, finder(streams), executor, spawned)
             with monkeypatch.context() as patched:
                 patched.setattr("natslog.node.replicas.fetch_sessions.read_at", unreadable)
                 response = await asked(session, 1, {first.id: first}, 0)
@@ -307,12 +313,12 @@ def test_a_replica_that_has_stopped_leading_when_the_records_are_read_answers_wi
             def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
                 done: Future[Any] = Future()
                 record = msgspec.structs.replace(first.record, leader=OTHER, leader_epoch=Epoch(2), version=9)
-                first.changed(record)
+                first.driver.changed(record)
                 outcome = work(*arguments, **named)
-                first._loop.call_later(0.5, done.set_result, outcome)
+                asyncio.get_running_loop().call_later(0.5, done.set_result, outcome)
                 return done
 
-        session = FetchSession(OTHER, streams.get, Deposing(), spawned)
+        session = FetchSession(OTHER, finder(streams), Deposing(), spawned)
         response = await asked(session, 1, {first.id: first}, 0)
         (answer,) = response.answers
         assert isinstance(answer.verdict, Fenced)
@@ -349,11 +355,13 @@ def test_a_request_is_not_held_while_the_follower_of_a_new_leader_may_say_where_
         first, second = streams.values()
         end = first.usable_log().log_end_offset
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, lambda one: None if one == first.id else streams[one], executor, spawned)
+            session = FetchSession(
+                OTHER, lambda one: None if one == first.id else streams[one].messages, executor, spawned
+            )
             await asked(session, 1, streams if asked_before else {second.id: second}, end)
             held = served(session, FetchRequest(2, "life"))
             await asyncio.sleep(0)
-            session._find = streams.get  # from now on it leads the other one, too
+            session._find = finder(streams)  # from now on it leads the other one, too
             session.expect(first.id)
             async with asyncio.timeout(0.3):
                 response, _ = await held
@@ -372,8 +380,8 @@ def test_a_request_is_not_held_while_the_follower_of_a_new_leader_may_say_where_
 def written_and_synced(stream: HostedStream, value: bytes) -> None:
     """As the event loop commits."""
     log = stream.usable_log()
-    log.append(rows([value]), 1_000_000, written=stream.send_written)
-    stream.appended(log.log_end_offset)
+    log.append(rows([value]), 1_000_000, written=stream.driver.send_written)
+    stream.driver.appended(log.log_end_offset)
 
 
 def test_a_commit_is_sent_before_it_is_synced_and_counts_when_it_is(
@@ -391,7 +399,7 @@ def test_a_commit_is_sent_before_it_is_synced_and_counts_when_it_is(
 
         monkeypatch.setattr(os, "fdatasync", noting_sync)
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, streams.get, executor, spawned)
+            session = FetchSession(OTHER, finder(streams), executor, spawned)
 
             def ask(number: int, offset: int | None = None) -> None:
                 """Args: `offset`: if the position has changed."""
@@ -438,7 +446,7 @@ def test_a_commit_that_was_sent_and_could_not_be_synced_is_the_last_one_of_its_e
             raise OSError(code, os.strerror(code))
 
         with ThreadPoolExecutor(1) as executor:
-            session = FetchSession(OTHER, streams.get, executor, spawned)
+            session = FetchSession(OTHER, finder(streams), executor, spawned)
             position = FetchPosition(Epoch(1), end, Epoch(1))
             for request in (FetchRequest(1, "life", ((first.id, position),)), FetchRequest(2, "life")):
                 session.serve(request, lambda answer, _: answers.append(answer))
@@ -451,7 +459,9 @@ def test_a_commit_that_was_sent_and_could_not_be_synced_is_the_last_one_of_its_e
                 written_and_synced(first, b"another one")
             assert log.log_end_offset == log.written_end_offset == end
             position = FetchPosition(Epoch(1), end + 1, Epoch(1))
-            assert first.judged(position) == Diverging(Epoch(1), end), "the follower cuts it off, or leads with it"
+            assert first.messages.judged(position) == Diverging(Epoch(1), end), (
+                "the follower cuts it off, or leads with it"
+            )
             session.close()
 
     with_streams(tmp_path, story)

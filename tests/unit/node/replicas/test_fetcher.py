@@ -80,7 +80,12 @@ def test_a_follower_without_space_receives_the_log_start_that_its_leader_has_mov
                 on_bug=lambda what, error: None,
             )
             stream: Any = SimpleNamespace(
-                id="aa", name="orders", answered=refusing, leader_starts_at=lambda *given: starts.append(given)
+                id="aa",
+                name="orders",
+                answered=refusing,
+                is_companion=False,
+                lacks_ids=lambda *given: False,
+                leader_starts_at=lambda *given: starts.append(given),
             )
             answer = FetchAnswer(StreamId("aa"), Epoch(3), Matching(), 100, 70, 4)
             await fetcher._apply(stream, answer, memoryview(b"rows"))

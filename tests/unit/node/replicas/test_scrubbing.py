@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from natslog.cluster.commands import DisableReplicas
+from natslog.cluster.damage import Losses
 from natslog.config import BrokerConfig, load_config
 from natslog.errors import BrokerUnavailable, ConfigError, CorruptLog
 from natslog.log import ReplicaLog
@@ -51,7 +52,7 @@ class ScrubbedStream(UpkeepStream):
         super().__init__(stream.record, stream.log)
         self.me, self.is_to_be_repaired, self.has_others_in_sync = BrokerId(1), False, True
         self.scrubbed_bytes = self.scrub_damaged = self.scrub_repaired = 0
-        self.lost_ranges: set[tuple[int, int]] = set()
+        self.losses = Losses()
         self.damage: list[Any] = []
         self.reported: list[str] = []
         for _ in range(segments):
@@ -315,7 +316,7 @@ def test_damage_found_by_scrubbing_is_repaired_in_place_while_the_replica_leads(
             await scrubber._take_turn(stream)
         assert (peer.asked, stored_values(log), log.scrub.damaged) == ([(1, 2)], values, ())
         assert (stream.scrub_damaged, stream.scrub_repaired) == (1, 1)
-        stream.tick({})
+        stream.driver.tick({})
         assert (stream.damage, stream.is_leading) == (None, True)
         assert DisableReplicas not in [type(one) for one in stage.proposed]
         await stream.stop()
@@ -403,7 +404,7 @@ def test_accepted_loss_becomes_removed_offsets_that_are_the_same_on_all_replicas
             path = segment_at(peer.log, 1).path
             flip(path, path.stat().st_size // 2)
         else:
-            stream.record = msgspec.structs.replace(stream.record, replicas=(ME,), isr=(ME,))
+            stream.driver.record = msgspec.structs.replace(stream.record, replicas=(ME,), isr=(ME,))
         with ThreadPoolExecutor(1) as executor:
             scrubber = scrubber_with(tmp_path, stream, peer, executor)
             await scrubber._take_turn(stream)
@@ -416,7 +417,7 @@ def test_accepted_loss_becomes_removed_offsets_that_are_the_same_on_all_replicas
                 peer.is_connected = True
             assert await scrubber.repairs.accept_loss("orders") == {"broker": ME, "lost": [(1, 2)]}
             assert await scrubber.repairs.accept_loss("orders") == {"broker": ME, "lost": []}
-        assert (log.scrub.damaged, log.scrub.lost, stream.lost_offsets) == ((), ((1, 2),), 1)
+        assert (log.scrub.damaged, log.scrub.lost, stream.losses.accepted) == ((), ((1, 2),), 1)
         with log.reader.plan_read(0, max_bytes=1 << 30) as plan:
             assert (plan.next_offset, plan.removed_rows) == (3, 1)
             assert b"".join(plan.messages()).count(values[0]) == 1

@@ -101,7 +101,7 @@ def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
         preparing = asyncio.create_task(stream.prepare_to_lead())
         assert await asyncio.to_thread(has_read.wait, 20)
         kept = StoredIds(given, np.array([0]), np.array([now_us()])).to_bytes()
-        adopting = asyncio.create_task(stream.adopt_ids(Epoch(2), 1, kept))
+        adopting = asyncio.create_task(stream.messages.adopt_ids(Epoch(2), 1, kept))
         for _ in range(1000):
             if len(stream.usable_log().ids.kept.read().offsets):
                 break
@@ -109,7 +109,7 @@ def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
         may_return.set()
         await asyncio.gather(preparing, adopting)
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
-        assert stream._ingest.dedupe.find(given, now_us()).tolist() == [0]
+        assert stream.ingest.dedupe.find(given, now_us()).tolist() == [0]
         await stream.stop()
 
     run(tmp_path, story)
@@ -126,7 +126,7 @@ def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts
         assert isinstance(stream.problem, CorruptLog)
         assert "is missing" in stream.problem.message
         stage.proposed.clear()
-        stream.tick({})
+        stream.driver.tick({})
         (proposed,) = stage.proposed
         assert isinstance(proposed, DisableReplicas)
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
@@ -167,7 +167,7 @@ def test_a_log_that_cannot_be_read_leaves_the_candidates_and_is_fetched_again(
         record = await acked_and_stopped(stage)
         with unreadable_logs(monkeypatch):
             stream = await stage.host(record)
-            stream.tick({})
+            stream.driver.tick({})
             assert [type(one) for one in stage.proposed] == [DisableReplicas]
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
         assert stream.following is not None
@@ -185,11 +185,11 @@ def test_the_only_candidate_whose_log_cannot_be_read_tries_again(
         record = await acked_and_stopped(stage, isr=(ME,))
         with unreadable_logs(monkeypatch):
             stream = await stage.host(record)
-            stream.tick({})
+            stream.driver.tick({})
             assert (stage.proposed, stream.log) == ([], None)
         async with asyncio.timeout(10):
             while stream.leading is None:
-                stream.tick({})
+                stream.driver.tick({})
                 await asyncio.sleep(0.05)
         assert stream.usable_log().log_end_offset == 1
         await stream.stop()
@@ -219,7 +219,7 @@ def test_a_role_ends_before_the_next_one_begins(tmp_path: Path) -> None:
         append(stream, b"one")
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         assert (stream.leading, stream.ingest, stage.nats.subjects) == (None, None, [])
-        assert stage.fetching.followed == [stream]
+        assert stage.fetching.followed == [stream.messages]
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
         assert stage.fetching.followed == []
         assert stream.is_ready
@@ -251,7 +251,7 @@ def test_edited_subjects_are_subscribed_in_one_step(tmp_path: Path) -> None:
         assert stream.ingest is not None
         assert stream.ingest.ack_rules.omits_internal, "one of them begins with a wildcard"
         stage.has_session = False
-        stream.tick({})
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stage.nats.subjects == []
         await stream.stop()
@@ -263,13 +263,13 @@ def test_without_a_metadata_session_it_takes_no_messages_and_states_no_position(
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         stage.has_session = False
-        stream.tick({})
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stage.nats.subjects == []
         assert not stream.is_leading
         assert stream.may_serve
         stage.has_session = True
-        stream.tick({})
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stage.nats.subjects == ["orders.>"]
         assert stream.is_leading
@@ -292,9 +292,9 @@ def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Pa
         assert stream.is_transferring
         assert stage.nats.subjects == []
         stage.proposed.clear()
-        stream.fetched(OTHER, position(stream, 0), "other.1")
+        stream.messages.fetched(OTHER, position(stream, 0), "other.1")
         assert stage.proposed == []
-        stream.fetched(OTHER, position(stream, 1), "other.1")
+        stream.messages.fetched(OTHER, position(stream, 1), "other.1")
         (proposed,) = stage.proposed
         assert isinstance(proposed, AppointLeaders)
         assert proposed.appointments[0].leader == OTHER
@@ -314,7 +314,7 @@ def test_a_broker_that_stops_leaves_the_isr_as_soon_as_another_one_leads(tmp_pat
         append(stream, b"one")
         assert not stream.leave(), "it leads"
         record, version = stream.record, stream.record.version + 1
-        stream.changed(msgspec.structs.replace(record, version=version, leader=OTHER, leader_epoch=Epoch(2)))
+        stream.driver.changed(msgspec.structs.replace(record, version=version, leader=OTHER, leader_epoch=Epoch(2)))
         assert stream.following is None, "what it has received is still being written"
         assert stream.leave()
         await stage.wait_until_idle(stream)
@@ -329,7 +329,7 @@ def test_leadership_is_not_transferred_to_a_replica_that_has_restarted_uncleanly
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"one")
-        assert isinstance(stream.fetched(OTHER, position(stream, 1), "other.1"), Matching)
+        assert isinstance(stream.messages.fetched(OTHER, position(stream, 1), "other.1"), Matching)
         stage.proposed.clear()
         transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
         await asyncio.sleep(0)
@@ -337,7 +337,7 @@ def test_leadership_is_not_transferred_to_a_replica_that_has_restarted_uncleanly
         async with asyncio.timeout(5):
             await transfer
             await stream.transfer_leadership(OTHER)
-        stream.tick({})
+        stream.driver.tick({})
         assert not any(isinstance(one, AppointLeaders) for one in stage.proposed)
         await stream.stop()
 
@@ -352,8 +352,8 @@ def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
         await asyncio.sleep(0)
         await stage.wait_until_idle(stream)
         late_ms = monotonic_ms() + 4000
-        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
-        stream.tick({})
+        monkeypatch.setattr("natslog.node.replicas.replica_driver.monotonic_ms", lambda: late_ms)
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         async with asyncio.timeout(5):
             await transfer
@@ -377,8 +377,8 @@ def test_direct_appends_wait_until_a_transfer_that_was_given_up_has_been_drained
         await asyncio.sleep(0.05)
         assert stage.nats.subjects == [], "it has reached the step Drain"
         late_ms = monotonic_ms() + 4000
-        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
-        stream.tick({})
+        monkeypatch.setattr("natslog.node.replicas.replica_driver.monotonic_ms", lambda: late_ms)
+        stream.driver.tick({})
         assert stream.is_transferring, "direct appends are refused while it drains"
         drained.set()
         await stage.wait_until_idle(stream)
@@ -401,8 +401,8 @@ def test_a_transfer_that_is_given_up_without_a_session_ends(tmp_path: Path, monk
         await stage.wait_until_idle(stream)
         stage.has_session = False
         late_ms = monotonic_ms() + 4000
-        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
-        stream.tick({})
+        monkeypatch.setattr("natslog.node.replicas.replica_driver.monotonic_ms", lambda: late_ms)
+        stream.driver.tick({})
         async with asyncio.timeout(5):
             await transfer
         assert not stream.is_transferring
@@ -433,12 +433,12 @@ def test_an_epoch_that_had_no_room_begins_when_there_is_room(tmp_path: Path, mon
         assert stream.damage is None
         full[0] = False
         later_ms = monotonic_ms() + 5000
-        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: later_ms)
-        stream.tick({})
+        monkeypatch.setattr("natslog.node.replicas.replica_driver.monotonic_ms", lambda: later_ms)
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert not stream.is_ready, "there is no room yet"
         stage.disk.free_bytes = 2**60
-        stream.tick({})
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stream.is_ready
         assert stream.problem is None
@@ -479,11 +479,11 @@ def test_refused_proposals_of_the_only_candidate_are_not_repeated(
         await asyncio.sleep(0)
         now_ms = monotonic_ms()
         clock = [now_ms]
-        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: clock[0])
+        monkeypatch.setattr("natslog.node.replicas.replica_driver.monotonic_ms", lambda: clock[0])
         stage.proposed.clear()
         for _ in range(400):  # 100 s
             clock[0] += 250
-            stream.tick({})
+            stream.driver.tick({})
         await stage.wait_until_idle(stream)
         disabling = [one for one in stage.proposed if isinstance(one, DisableReplicas)]
         assert 5 <= len(disabling) <= 15
@@ -491,7 +491,7 @@ def test_refused_proposals_of_the_only_candidate_are_not_repeated(
         stage.proposed.clear()
         for _ in range(400):
             clock[0] += 250
-            stream.tick({})
+            stream.driver.tick({})
         assert [one for one in stage.proposed if isinstance(one, DisableReplicas)] == []
         await stream.stop()
 
@@ -509,11 +509,13 @@ def test_a_follower_cuts_what_its_leader_does_not_have_and_copies_the_rest(tmp_p
         for value in (b"one", b"two"):
             append(stream, value)
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
-        asked = stream.position()
+        asked = stream.messages.position()
         assert (asked.offset, asked.last_epoch) == (2, 1)
-        assert await stream.answered(Epoch(2), Diverging(Epoch(1), 1), None, 1)
+        assert await stream.messages.answered(Epoch(2), Diverging(Epoch(1), 1), None, 1)
         assert stream.usable_log().log_end_offset == 1
-        assert not await stream.answered(Epoch(1), Matching(), None, 1), "an answer of another epoch changes nothing"
+        assert not await stream.messages.answered(Epoch(1), Matching(), None, 1), (
+            "an answer of another epoch changes nothing"
+        )
         assert isinstance(CutTo(1), CutTo)
         await stream.stop()
 
@@ -568,7 +570,7 @@ def test_a_follower_that_is_stopped_while_it_copies_ends_in_order(tmp_path: Path
         async def copy() -> None:
             await asyncio.Event().wait()
 
-        copying = asyncio.create_task(stream.answered(Epoch(2), Matching(), lambda log: copy(), 1))
+        copying = asyncio.create_task(stream.messages.answered(Epoch(2), Matching(), lambda log: copy(), 1))
         await asyncio.sleep(0)
         copying.cancel()  # as the fetcher does when it is closed
         with pytest.raises(asyncio.CancelledError):
@@ -584,7 +586,7 @@ def test_a_follower_behind_leaves_and_rejoins_through_its_leader(tmp_path: Path)
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"one")
-        stream.tick({OTHER: monotonic_ms() - 60_000})
+        stream.driver.tick({OTHER: monotonic_ms() - 60_000})
         stream._replica.tick(monotonic_ms() + 10_000, {})
         changes = [one for one in stream._replica.take_notices() if hasattr(one, "change")]
         assert [one.change.isr for one in changes] == [(ME,)]
@@ -610,11 +612,11 @@ def test_an_epoch_waits_a_moment_for_the_clocks_of_a_majority(tmp_path: Path, mo
         stage.services.clock.refresh([ME, OTHER])  # nothing is known of the other one's clock
         stream = await stage.host(record_of(holders=()))
         await stage.change(stream, holders=(ME, OTHER))
-        stream.tick({})
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stream.leading is None
         stage.services.clock.note(OTHER, now_us(), elapsed_us())
-        stream.tick({})
+        stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stream.leading is not None
         await stream.stop()
@@ -623,8 +625,8 @@ def test_an_epoch_waits_a_moment_for_the_clocks_of_a_majority(tmp_path: Path, mo
         await stage.change(other, holders=(ME, OTHER))
         assert other.leading is None
         late_ms = monotonic_ms() + 2100
-        monkeypatch.setattr("natslog.node.replicas.stream.monotonic_ms", lambda: late_ms)
-        other.tick({})
+        monkeypatch.setattr("natslog.node.replicas.replica_driver.monotonic_ms", lambda: late_ms)
+        other.driver.tick({})
         await stage.wait_until_idle(other)
         assert other.leading is not None, "it does not wait for ever"
         await other.stop()

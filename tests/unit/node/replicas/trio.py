@@ -25,9 +25,9 @@ from natslog.cluster.metadata import Metadata
 from natslog.model import BrokerId, StreamId, StreamRecord, StreamSettings, stream_of_companion
 from natslog.node.clock import monotonic_ms
 from natslog.node.peers.messages import FetchRequest, FetchResponse
-from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
+from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.writes.disk_pace import DiskPace
 from tests.unit.node.replicas.replica_stage import ReplicaStage, append
@@ -100,8 +100,8 @@ class Trio:
         services.forget = lambda one: self._forget(me, one)
         stream = self.streams[me] = HostedStream(self.record, me, services)
         given = self.given[me] = []
-        stream.companion_committed, stream.companion_from = given.extend, companion_from
-        stream.changed(self.record)
+        stream.companion.on_records, stream.companion.start = given.extend, companion_from
+        stream.driver.changed(self.record)
         return stream
 
     def _change_isr(self, me: BrokerId, change: IsrChange) -> None:
@@ -134,9 +134,11 @@ class Trio:
             self._sessions[leader, follower] = known
         return known
 
-    def _find(self, broker: BrokerId, log_id: StreamId) -> HostedStream | Companion | None:
+    def _find(self, broker: BrokerId, log_id: StreamId) -> ReplicatedLog | None:
         stream = self.streams.get(broker)
-        return stream.companion if stream is not None and stream_of_companion(log_id) else stream
+        if stream is None or not stream_of_companion(log_id):
+            return None if stream is None else stream.messages
+        return None if stream.companion.log is None else stream.companion.log.replicated
 
     async def stop(self, number: int) -> None:
         """In order."""
@@ -181,7 +183,7 @@ class Trio:
         self._is_spread = True
         for stream in list(self.streams.values()):
             if stream.record is not self.record:
-                stream.changed(self.record)
+                stream.driver.changed(self.record)
 
     def appoint(self, leader: int, *isr: int) -> None:
         members = tuple(BrokerId(one) for one in isr)
@@ -200,7 +202,7 @@ class Trio:
                     for (leader, follower), session in self._sessions.items()
                     if leader == number
                 }
-                stream.tick(contact_ms)
+                stream.driver.tick(contact_ms)
 
     def spawn(self, work: Any, name: str = "") -> None:
         task = asyncio.create_task(work, name=name or None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from natslog.errors import CorruptLog
@@ -41,11 +42,9 @@ class UpkeepStream:
         self.ingest = Ingest()
         self.is_leading, self.is_ready, self.following = True, True, None
         self.problem: Any = None
-        self.companion: Any = None
+        self.companion: Any = SimpleNamespace(log=None, files=None, is_missing=False, size_bytes=0)
+        self.driver: Any = SimpleNamespace(log_start_moved=lambda: None)
         self.leader_log_start = 0
-
-    def log_start_moved(self) -> None:
-        """No follower is there."""
 
     @property
     def logs(self) -> list[ReplicaLog]:

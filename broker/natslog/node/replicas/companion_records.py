@@ -1,6 +1,7 @@
-"""The records of a companion log: as rows of the ordinary batch format, and back.
+"""The records of a companion log: as rows of the ordinary batch format, and back; and what each kind of them states.
 
-A record is one row: `value` holds its bytes, `subject` its kind. No record has a key or headers.
+A record is one row: `value` holds its bytes, `subject` its kind. No record has a key or headers. Kinds of consumers:
+`consumer_records`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ import pyarrow as pa
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.log import StreamLog
+
+REMOVED = "removed"
+"""Kind of the records that name removed offsets, as a bitmap (`natslog.log.removed`)."""
+ERASED = "erased"
+"""Kind of those that name erased offsets (`natslog.log.erasing.ErasedOffsets`)."""
+RULES = "rules"
+"""Kind of those that state the settings version by which a rule was added: what is recorded before does not count."""
 
 Record: TypeAlias = tuple[str, bytes]
 """Kind, and bytes."""

@@ -1,0 +1,94 @@
+"""What is done about damage on the disk of a replica, and what clients are told about it.
+
+Theory of operation. Damage is first that of one replica: where the replica is one of several, committed messages are on
+others, so the damaged part is fetched from them, and clients are referred to another replica. A damaged range inside a
+sealed segment is repaired in place, while the replica keeps its role. All other damage takes the replica out of the
+candidates, and the log is fetched again from the damage on (`cluster.replica`). A range that is damaged on every
+replica cannot be repaired: it is reported with its exact offsets, until it is repaired from a copy, or its loss is
+accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TypeAlias
+
+from natslog.errors import CorruptLog, NatslogError
+from natslog.model import BrokerId, StreamRecord
+
+OffsetRange: TypeAlias = tuple[int, int]
+"""The first offset, and the one behind the last."""
+
+
+class Remedy(Enum):
+    """What is fetched from another replica: only the damaged range, or the log from the damage on."""
+
+    RANGE = "range"
+    LOG = "log"
+
+
+def has_others_in_sync(record: StreamRecord, me: BrokerId) -> bool:
+    """Whether another in-sync replica could serve in place of this one."""
+    return any(broker != me for broker in record.isr)
+
+
+def remedy_for(error: NatslogError, record: StreamRecord, me: BrokerId, *, is_in_sealed_segment: bool) -> Remedy:
+    """Args: is_in_sealed_segment: the error names offsets of one sealed segment of the log of messages."""
+    is_range = is_in_sealed_segment and isinstance(error, CorruptLog) and has_others_in_sync(record, me)
+    return Remedy.RANGE if is_range else Remedy.LOG
+
+
+def range_of(error: NatslogError) -> OffsetRange | None:
+    """The offsets that damage names; None where it names none."""
+    start, end = error.facts.get("start"), error.facts.get("end")
+    if not isinstance(error, CorruptLog) or not isinstance(start, int) or not isinstance(end, int):
+        return None
+    return start, end
+
+
+def range_without_copy(missing: OffsetRange, refusals: Sequence[NatslogError]) -> OffsetRange | None:
+    """The part of a damaged range that no other replica has undamaged, if all others refused its beginning as damaged
+    there too; None: one that may have it did not give it now.
+    """
+    start, end = missing
+    if not all(isinstance(error, CorruptLog) for error in refusals):
+        return None
+    ends = (error.facts.get("end", end) for error in refusals)
+    return start, min([end, *(one for one in ends if one > start)])
+
+
+class Losses:
+    """Offsets of one stream that are damaged on every replica, as far as this replica has found that out.
+
+    Attributes:
+        ranges: those that are neither repaired nor accepted as lost. accepted: how many offsets were accepted as lost.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: set[OffsetRange] = set()
+        self.accepted = 0
+
+    def cover(self, error: NatslogError) -> bool:
+        """Whether it is damage that every replica has."""
+        damaged = range_of(error)
+        return damaged is not None and any(first < damaged[1] and damaged[0] < last for first, last in self.ranges)
+
+    def note(self, lost: OffsetRange) -> bool:
+        """Returns whether this is new, so that it is to be reported."""
+        is_new = lost not in self.ranges
+        self.ranges.add(lost)
+        return is_new
+
+    def resolved(self, segment: OffsetRange, accepted: Sequence[OffsetRange]) -> None:
+        """A segment has no damage any more: what could not be repaired in it was accepted as lost."""
+        self.ranges = {one for one in self.ranges if not segment[0] <= one[0] < segment[1]}
+        self.accepted += sum(end - start for start, end in accepted)
+
+    def are_repairable(self, error: NatslogError, record: StreamRecord, me: BrokerId) -> bool:
+        """Whether rows that cannot be read may be passed over for now, because another replica is to give them."""
+        return not self.cover(error) and has_others_in_sync(record, me)
+
+    def is_final(self, error: NatslogError, *, others_hold_it: bool) -> bool:
+        """Whether clients are to get this error itself: no other replica could serve in place of this one."""
+        return not others_hold_it or self.cover(error)
