@@ -109,7 +109,7 @@ class SimCompanion:
     # ---- what follows from HW ----
 
     def advance(self) -> None:
-        high_watermark = self.machine.companion_high_watermark
+        high_watermark = self.machine.logs.companion_high_watermark
         if self.open_log is None or high_watermark <= self.high_watermark:
             return
         self.checker.advanced(self, self.high_watermark, high_watermark)
@@ -170,7 +170,7 @@ class SimCompanion:
             self.is_writing = False
             log.synced = len(log.records)
             self.waiting += added
-            self.machine.companion_appended(log.synced)
+            self.machine.appended(log.synced, is_companion=True)
             self.replica.act()
             self.write()
 

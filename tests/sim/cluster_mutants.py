@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster import controller, metadata, replica, roles, stream_changes
+from natslog.cluster import controller, leading, metadata, roles, stream_changes
 from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal, StopBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.outcomes import RecentOutcomes
 from natslog.cluster.replica import Replica
+from natslog.cluster.replica_context import ReplicaContext, ReplicaLogs
 from natslog.cluster.replica_steps import OpenCompanion
 from natslog.cluster.roles import CutTo, Diverging, FollowerReplica, LeaderReplica, Matching
 from natslog.cluster.stream_time import ClockSample, StreamClock
@@ -74,7 +75,7 @@ def single_step(monkeypatch: pytest.MonkeyPatch) -> None:
         return step
 
     monkeypatch.setattr(FollowerReplica, "answered", answered)
-    monkeypatch.setattr(replica, "judge", judge)
+    monkeypatch.setattr(leading, "judge", judge)
 
 
 def judge_any_epoch(position: Any, *, epoch: Any, **rest: Any) -> Any:
@@ -315,8 +316,8 @@ def leave_as_if_damaged(self: Roles) -> Any:
 
 def propose_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused proposals are repeated at every tick, also by the only candidate."""
-    monkeypatch.setattr(Replica, "_may_propose", lambda self, kind, version: True)
-    monkeypatch.setattr(Replica, "others_hold_it", True)
+    monkeypatch.setattr(ReplicaContext, "may_propose", lambda self, kind, version: True)
+    monkeypatch.setattr(ReplicaContext, "others_hold_it", True)
 
 
 def answer_without_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +413,9 @@ IN_TIME: dict[str, Patch] = {
     "removal: messages removed before a rule was added count": replaced(
         RemovedOffsets, "count_anew", lambda self: None
     ),
-    "removal: a restarted follower serves before its records are delivered": replaced(Replica, "_has_delivered", True),
+    "removal: a restarted follower serves before its records are delivered": replaced(
+        ReplicaLogs, "has_delivered", True
+    ),
     "brokers that stop become leaders": replaced(Metadata, "_apply_to_broker", forget_stops),
     "a follower that is behind at all lags": replaced(
         Track, "lags", lambda self, broker, now_ms, contact_ms: (self.end_of(broker) or 0) < self.log_end_offset
@@ -433,7 +436,7 @@ DIRECTED: dict[str, Patch] = {
 WALKING: dict[str, Patch] = {
     "KIP-279: one step back instead of a walk": single_step,
     "KIP-320: answers of any epoch believed": replaced(FollowerReplica, "answered", follow_any_epoch),
-    "logs never compared": replaced(replica, "judge", never_compare),
+    "logs never compared": replaced(leading, "judge", never_compare),
     "zombie: ISR changes of any epoch and version": replaced(Metadata, "_is_current", any_version),
     "ISR grows while HW moves: pending additions uncounted": replaced(
         LeaderReplica, "counted", property(lambda self: frozenset(self.record.isr))

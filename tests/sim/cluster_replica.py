@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from natslog.cluster.commands import ChangeIsrs
+from natslog.cluster.leading import Leading
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     BeginEpoch,
@@ -20,7 +21,6 @@ from natslog.cluster.replica_steps import (
     Drain,
     Follow,
     Halted,
-    Leading,
     Notice,
     Open,
     OpenCompanion,
@@ -121,7 +121,7 @@ class SimReplica:
 
     @property
     def is_halted(self) -> bool:
-        return self.machine._is_halted
+        return self.machine._context.is_halted
 
     def readable_end(self) -> int | None:
         """Up to where this replica serves readers; None where it serves none."""
@@ -256,7 +256,7 @@ class SimReplica:
         self.open_log = OpenLog(self)
         self.removals = SimRemovals(self) if self.cluster.removes else None
         self.machine.opened(self.open_log)
-        self.high_watermark = self.machine.high_watermark
+        self.high_watermark = self.machine.logs.high_watermark
         if self.log.is_damaged:
             self.machine.damaged(CorruptLog("a hole"))
 
@@ -312,7 +312,7 @@ class SimReplica:
     def advance(self) -> None:
         """HW may have moved."""
         self.companion.advance()
-        high_watermark = self.machine.high_watermark
+        high_watermark = self.machine.logs.high_watermark
         if high_watermark <= self.high_watermark:
             self.high_watermark = high_watermark  # after a repair
             return

@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from natslog.cluster import metadata, replica
+from natslog.cluster import leading, metadata
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.roles import FollowerReplica
 from tests.sim import cluster_mutants as mutants
@@ -329,7 +329,7 @@ WITHOUT_RULE: dict[str, tuple[Callable[[], Story], mutants.Patch]] = {
     "cut where the leader's epoch ends": (story_kip_279_two_fast_failovers, mutants.single_step),
     "questions of any epoch counted": (
         story_kip_320_question_of_an_older_epoch,
-        mutants.replaced(replica, "judge", mutants.judge_any_epoch),
+        mutants.replaced(leading, "judge", mutants.judge_any_epoch),
     ),
     "answers of any epoch believed": (
         story_kip_320_answer_of_an_older_epoch,

@@ -1,5 +1,5 @@
-"""The types of the replica state machine: its inputs, its states, the steps that it requests, the notices that it
-gives.
+"""The types of the replica state machine: its inputs, its states without a role, the steps that it requests, and the
+notices that it gives.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.epochs import EpochHistory
-from natslog.cluster.roles import BeginAt, CutTo, FollowerReplica, LeaderReplica
+from natslog.cluster.roles import BeginAt, CutTo
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch
 
@@ -57,7 +57,7 @@ class Surroundings(Protocol):
         """Whether enough of the cluster's clocks are known to determine the time."""
 
 
-# ---- states ----
+# ---- states without a role ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +70,6 @@ class Closed:
 @dataclass(frozen=True, slots=True)
 class Idle:
     """The log is open, and the replica has no role."""
-
-
-@dataclass(slots=True)
-class Following:
-    """`companion`: of the companion log, once it is open. `adopted_ids`: the serial of the message ids that were taken
-    over from this leader.
-    """
-
-    role: FollowerReplica
-    companion: FollowerReplica | None = None
-    adopted_ids: int = 0
-
-
-@dataclass(slots=True)
-class Leading:
-    """`is_ready`: the subscription was requested once. `subscribed_to`: the subjects; none without a subscription.
-    `group`: of the subscription. `is_writing`: the ingest of this role has not been stopped.
-    """
-
-    role: LeaderReplica
-    is_ready: bool = False
-    subscribed_to: tuple[str, ...] = ()
-    group: str | None = None
-    is_writing: bool = True
-
-
-State: TypeAlias = Closed | Idle | Following | Leading
 
 
 # ---- steps: one at a time, each answered by `done` or `failed` ----

@@ -129,7 +129,7 @@ class Companion:
         Raises:
             As `append`; where it fails, nothing was removed.
         """
-        covers = self._driver.replica.companion_delivered
+        covers = self._driver.replica.logs.companion_delivered
         await (await self._writable()).shorten(snapshot, covers)
 
     async def _writable(self) -> CompanionLog:
@@ -373,7 +373,7 @@ class CompanionLog:
             offset = request.end_offset = offset + len(request.records)
         self._uncommitted += taken
         self.replicated.mark_sessions()
-        driver.replica.companion_appended(offset)
+        driver.replica.appended(offset, is_companion=True)
         driver.progress()
         self._release()  # what was nothing is delivered
 

@@ -204,19 +204,20 @@ class ReplicaDriver:
 
     def _release(self) -> None:
         """HW is here now."""
-        replica, log = self.replica, self.log
-        self._refusal = replica.refusal()
-        self.companion.advance(replica.companion_high_watermark)
-        if log is None or log.chain.committed == replica.high_watermark:
+        leading, messages, high_watermark = self.replica.leading, self.steps.messages, self.replica.logs.high_watermark
+        self._refusal = None if leading is None else leading.refusal()
+        self.companion.advance(self.replica.logs.companion_high_watermark)
+        if messages is None or messages.log.chain.committed == high_watermark:
             return
-        log.chain.committed = replica.high_watermark
+        log = messages.log
+        log.chain.committed = high_watermark
         if not log.visibility.has_rules:  # with rules, as soon as they were applied
             self.advance_start()
         self.wake()
-        if replica.leading is not None and self.steps.messages is not None:
-            self.steps.messages.mark_sessions(has_records=False)
+        if leading is not None:
+            messages.mark_sessions(has_records=False)
         if self.steps.ingest is not None:
-            self.steps.ingest.release(replica.high_watermark)
+            self.steps.ingest.release(high_watermark)
 
     def advance_start(self) -> None:
         """The leader applies limits of messages and bytes to what is committed now. From any thread."""

@@ -73,7 +73,8 @@ class ReplicatedLog:
 
     @property
     def high_watermark(self) -> int:
-        return self._replica.companion_high_watermark if self.is_companion else self._replica.high_watermark
+        logs = self._replica.logs
+        return logs.companion_high_watermark if self.is_companion else logs.high_watermark
 
     def is_at_tail(self, offset: int) -> bool:
         """Whether the records from `offset` on are few, and in the segment that was just written."""

@@ -108,7 +108,7 @@ class HostedStream:
 
     @property
     def high_watermark(self) -> int:
-        return self._replica.high_watermark
+        return self._replica.logs.high_watermark
 
     @property
     def advanced(self) -> asyncio.Event:
@@ -217,7 +217,7 @@ class HostedStream:
     @property
     def damage(self) -> NatslogError | None:
         """What was found damaged here, and takes the replica out of the candidates until it is repaired."""
-        return self._replica.damage
+        return self._replica.logs.damage
 
     @property
     def scrub_problem(self) -> NatslogError | None:
@@ -233,7 +233,7 @@ class HostedStream:
     @property
     def is_to_be_repaired(self) -> bool:
         """Whether it is damaged, and is repaired from another replica."""
-        return self._replica.damage is not None and self._replica.others_hold_it
+        return self._replica.logs.damage is not None and self._replica.others_hold_it
 
     def note_damage(self, error: NatslogError) -> None:
         """Messages on disk are damaged. From any thread."""
