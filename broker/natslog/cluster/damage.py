@@ -47,15 +47,64 @@ def range_of(error: NatslogError) -> OffsetRange | None:
     return start, end
 
 
-def range_without_copy(missing: OffsetRange, refusals: Sequence[NatslogError]) -> OffsetRange | None:
-    """The part of a damaged range that no other replica has undamaged, if all others refused its beginning as damaged
-    there too; None: one that may have it did not give it now.
+class RangeRepair:
+    """The repair of one damaged range: it is requested part by part, from one replica after the other. What one replica
+    lacks at one place, another one may have: so ranges that are damaged at different places of two replicas are repaired
+    on both.
+
+    Args:
+        others: the replicas to request it from, the best first.
+
+    Attributes:
+        problem: why it cannot be fetched now; None while it goes on, or when all is fetched.
+        without_copy: the part that no other replica has undamaged, as all of them answered.
     """
-    start, end = missing
-    if not all(isinstance(error, CorruptLog) for error in refusals):
-        return None
-    ends = (error.facts.get("end", end) for error in refusals)
-    return start, min([end, *(one for one in ends if one > start)])
+
+    def __init__(self, missing: OffsetRange, others: Sequence[BrokerId]) -> None:
+        self._start, self._end = missing
+        self._others = others
+        self.problem: NatslogError | None = None
+        self.without_copy: OffsetRange | None = None
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._round_start = self._start
+        self._left = list(self._others)
+        self._refusals: list[NatslogError] = []
+        if not self._left and self._start < self._end:
+            self.without_copy = (self._start, self._end)
+
+    @property
+    def request(self) -> tuple[BrokerId, int, int] | None:
+        """The replica to request from, and the range; None: nothing more is to be requested."""
+        is_over = self._start >= self._end or self.problem is not None or self.without_copy is not None
+        return None if is_over else (self._left[0], self._start, self._end)
+
+    def fetched(self, upto: int) -> None:
+        """The answer has what lies below this offset."""
+        self._start = upto
+
+    def refused(self, error: NatslogError) -> None:
+        """Of the replica that was requested."""
+        self._left.pop(0)
+        self._refusals.append(error)
+        if self._left:
+            return
+        if self._start > self._round_start:
+            self._begin_round()
+            return
+        waits = [error for error in self._refusals if not isinstance(error, CorruptLog)]
+        if waits:  # one that may have it does not give it now
+            self.problem = waits[0]
+            return
+        ends = (error.facts.get("end", self._end) for error in self._refusals)
+        self.without_copy = self._start, min([self._end, *(one for one in ends if one > self._start)])
+
+    def give_up(self) -> None:
+        """The loss of `without_copy` is accepted: what lies behind it is requested."""
+        assert self.without_copy is not None, "only what no replica has is given up"
+        self._start, self.without_copy = self.without_copy[1], None
+        self._begin_round()
 
 
 class Losses:

@@ -1,10 +1,9 @@
 """Repair of sealed segments in place: only the damaged range is fetched from another replica.
 
 Theory of operation. What is committed is the same on every replica, so any of them may give it. Each damaged range is
-requested batch by batch (`stored_batches`), from one replica after the other: ranges that are damaged at different
-places of two replicas are repaired on both. When all of a segment was fetched, the file is written anew and takes the
-place of the damaged one (`log.repairing`), beside all other work on the log: the replica keeps its role, stays in sync,
-and serves all other offsets meanwhile.
+requested batch by batch (`stored_batches`), in the order of `cluster.damage.RangeRepair`. When all of a segment was
+fetched, the file is written anew and takes the place of the damaged one (`log.repairing`), beside all other work on the
+log: the replica keeps its role, stays in sync, and serves all other offsets meanwhile.
 
 If a replica does not answer, or has no room, the repair is tried again at the next look. If every other replica has
 damage at the same place, nothing is changed, and the exact offsets are reported.
@@ -18,7 +17,7 @@ from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from natslog.cluster.damage import OffsetRange, range_without_copy
+from natslog.cluster.damage import OffsetRange, RangeRepair
 from natslog.errors import (
     BrokerUnavailable,
     CorruptLog,
@@ -161,19 +160,22 @@ class RangeRepairs:
     ) -> list[OffsetRange]:
         """Repairs one segment. Returns the offsets that are lost, if that is accepted."""
         ranges = await in_thread(self._readers, missing_ranges, segment, end_offset, log.stream_id, damaged)
-        lost: list[OffsetRange] = []
+        record, lost = stream.record, list[OffsetRange]()
+        others = [broker for broker in dict.fromkeys((*record.isr, *record.replicas)) if broker != stream.me]
         with FetchedBatches(log.folder) as fetched:
             for start, end in ranges:
                 start = await in_thread(self._readers, _pass_unreadable, log, fetched, start, end)
-                while start < end:
-                    try:
-                        start = await self._fetch(stream, fetched, (start, end))
-                    except _NotRepairable as error:
-                        if not accepts_loss:
-                            raise
-                        start, upto = error.range
-                        lost.append((start, upto))
-                        start = await in_thread(self._readers, _give_up, log, fetched, start, upto)
+                repair = RangeRepair((start, end), others)
+                await self._fetch(stream, fetched, repair)
+                while (without_copy := repair.without_copy) is not None:
+                    if not accepts_loss:
+                        raise _NotRepairable(without_copy)
+                    lost.append(without_copy)
+                    await in_thread(self._readers, _give_up, log, fetched, *without_copy)
+                    repair.give_up()
+                    await self._fetch(stream, fetched, repair)
+                if repair.problem is not None:
+                    raise repair.problem
             if not await in_thread(self._readers, log.replace_sealed, segment, end_offset, fetched):
                 return []
         log.scrub.accept(lost)
@@ -219,28 +221,14 @@ class RangeRepairs:
                 ),
             )
 
-    async def _fetch(self, stream: HostedStream, fetched: FetchedBatches, missing: OffsetRange) -> int:
-        """Some or all of it. Returns where the fetched part ends.
-
-        Raises:
-            _NotRepairable: no other replica has its beginning any more. NatslogError: it cannot be fetched now.
-        """
-        record, (start, end) = stream.record, missing
-        others = [broker for broker in dict.fromkeys((*record.isr, *record.replicas)) if broker != stream.me]
-        refusals: list[NatslogError] = []
-        began = start
-        for broker in others:
+    async def _fetch(self, stream: HostedStream, fetched: FetchedBatches, repair: RangeRepair) -> None:
+        """As much of the range as other replicas give."""
+        while (request := repair.request) is not None:
+            broker, start, end = request
             try:
-                while start < end:
-                    start = fetched.add(await self._batch(broker, stream.id, start, end), start, end)
-                return end
+                repair.fetched(fetched.add(await self._batch(broker, stream.id, start, end), start, end))
             except NatslogError as error:
-                refusals.append(error)
-        if start > began:  # what one replica lacks here, another one may have
-            return start
-        if (lost := range_without_copy((start, end), refusals)) is not None:
-            raise _NotRepairable(lost)
-        raise next(error for error in refusals if not isinstance(error, CorruptLog))
+                repair.refused(error)
 
     async def _batch(self, broker: BrokerId, stream_id: StreamId, start: int, end: int) -> bytes:
         if (link := self._cluster.link_to(broker)) is None:
