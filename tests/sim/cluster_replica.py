@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from natslog.cluster.commands import ChangeIsrs
 from natslog.cluster.leading import Leading
+from natslog.cluster.removals import decides_removals
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     BeginEpoch,
@@ -129,7 +130,10 @@ class SimReplica:
 
     def record_for(self, number: int) -> Record:
         """What a request of this number makes the leader record."""
-        return self.removals.record_for(number) if self.removals is not None and self.machine.is_leading else Record()
+        if self.removals is None or self.record is None:
+            return Record()
+        is_due = decides_removals(self.record, leads=self.machine.is_leading)
+        return self.removals.record_for(number) if is_due else Record()
 
     # ---- inputs ----
 

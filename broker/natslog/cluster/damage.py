@@ -49,8 +49,8 @@ def range_of(error: NatslogError) -> OffsetRange | None:
 
 class RangeRepair:
     """The repair of one damaged range: it is requested part by part, from one replica after the other. What one replica
-    lacks at one place, another one may have: so ranges that are damaged at different places of two replicas are repaired
-    on both.
+    lacks at one place, another one may have: so ranges that are damaged at different places of two replicas are
+    repaired on both.
 
     Args:
         others: the replicas to request it from, the best first.

@@ -26,6 +26,14 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from natslog.arrow.covered import covered
+from natslog.cluster.removals import (
+    RECORDED_AT_LEAST,
+    OldestMessage,
+    decides_removals,
+    is_snapshot_due,
+    is_to_be_recorded,
+    prepares_companion,
+)
 from natslog.errors import CorruptLog, MessageNotFound, NatslogError, OffsetOutOfRange
 from natslog.log import ReplicaLog
 from natslog.log.erasing import ErasedOffsets, Erases
@@ -46,10 +54,6 @@ _STREAMS_AT_ONCE = 64
 _OFFSETS_OF_A_RECORD = 1 << 22
 """A bitmap of so many offsets takes at most 0.5 MiB."""
 _RECORDS_AT_ONCE = 32
-_RECORDED_AT_LEAST = 1000
-_RECORDED_SHARE = 16
-_SHORTEN_FROM_BYTES = 4 * 1024 * 1024
-_SNAPSHOT_SHARE = 4
 
 Chosen = Callable[[pa.RecordBatch], Any]
 """Which rows of a batch are meant: a boolean array."""
@@ -72,24 +76,6 @@ class ErasureBegun:
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Oldest:
-    """The first visible message of a log: its timestamp, or None where there was none below `end`."""
-
-    log: ReplicaLog
-    timestamp_us: int | None
-    end: int
-
-    def expires_us(self, log: ReplicaLog, age_s: float, now_us: int) -> int:
-        """When this log has to be looked at again. A message that arrives now expires after its age."""
-        age_us = int(age_s * 1e6)
-        if log is not self.log:
-            return now_us
-        if self.timestamp_us is None:
-            return now_us + (0 if log.high_watermark > self.end else age_us)
-        return self.timestamp_us + age_us
-
-
 class Removing:
     """See the module."""
 
@@ -97,7 +83,7 @@ class Removing:
         self._hosting, self._executor = hosting, executor
         self._task: asyncio.Task[None] | None = None
         self._slow: dict[HostedStream, asyncio.Task[None]] = {}  # what takes long goes on beside the others
-        self._oldest: dict[HostedStream, _Oldest] = {}
+        self._oldest: dict[HostedStream, tuple[ReplicaLog, OldestMessage]] = {}
         self._due_s: dict[HostedStream, float] = {}  # when something expires that does so before the next look
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
@@ -146,7 +132,7 @@ class Removing:
             log = stream.log
             if log is None:
                 continue
-            if stream.removes_messages or (stream.companion.size_bytes >= _SHORTEN_FROM_BYTES and stream.is_leading):
+            if stream.removes_messages or (is_snapshot_due(stream.companion.size_bytes) and stream.is_leading):
                 await self._begin(stream, self._maintain)
             elif stream.record.settings.age_limit_s is not None and self._is_age_due(stream, log):
                 await self._begin(stream, self._expire)
@@ -186,8 +172,8 @@ class Removing:
         if _stream_time(stream) is not None:
             if log.visibility.rules_version < (version := stream.record.rules_version):
                 await self.count_anew(stream, version)
-            if stream.record.settings.allow_ttl and len(stream.record.isr) >= stream.record.settings.min_isr:
-                await stream.companion.prepare()  # the first message may expire after a second
+            if prepares_companion(stream.record):
+                await stream.companion.prepare()
             await self._expire(stream, log)
             hidden = await in_thread(self._executor, _recordable, log) if log.visibility.has_rules else BitMap64()
             if hidden:
@@ -212,11 +198,11 @@ class Removing:
         stream_time, age_s = _stream_time(stream), stream.record.settings.age_limit_s
         if stream_time is None or age_s is None:
             return False
-        oldest = self._oldest.get(stream)
-        if oldest is None:
+        known_log, oldest = self._oldest.get(stream, (None, None))
+        if oldest is None or known_log is not log:
             return True
         now_us = stream_time.expiry_us()
-        expires_us = oldest.expires_us(log, age_s, now_us)
+        expires_us = oldest.expires_us(age_s, now_us, log.high_watermark)
         self._note_due(stream, expires_us - now_us)
         return expires_us <= now_us
 
@@ -251,8 +237,9 @@ class Removing:
         oldest_us = await in_thread(self._executor, log.limits.expire, now_us)
         if log.first_readable_offset > start:
             stream.driver.log_start_moved()
-        oldest = self._oldest[stream] = _Oldest(log, oldest_us, end)
-        self._note_due(stream, oldest.expires_us(log, age_s, now_us) - now_us)
+        oldest = OldestMessage(oldest_us, end)
+        self._oldest[stream] = log, oldest
+        self._note_due(stream, oldest.expires_us(age_s, now_us, log.high_watermark) - now_us)
 
     async def _expire_single(self, stream: HostedStream, log: ReplicaLog, now_us: int) -> None:
         """What has a time of its own."""
@@ -377,17 +364,16 @@ class Removing:
 
     async def _shorten(self, stream: HostedStream, log: ReplicaLog) -> None:
         """The companion log is replaced by what is removed, where it has become much larger than that."""
-        if stream.companion.size_bytes < _SHORTEN_FROM_BYTES:
-            return
-        snapshot = [*_snapshot(log), *stream.consumers.snapshot()]
-        if stream.companion.size_bytes > _SNAPSHOT_SHARE * sum(len(data) for _, data in snapshot):
-            await stream.companion.shorten(snapshot)
+        if is_snapshot_due(stream.companion.size_bytes):
+            snapshot = [*_snapshot(log), *stream.consumers.snapshot()]
+            if is_snapshot_due(stream.companion.size_bytes, sum(len(data) for _, data in snapshot)):
+                await stream.companion.shorten(snapshot)
 
 
 def _stream_time(stream: HostedStream) -> StreamTime | None:
     """Of a stream whose messages expire here: the leader decides what does, by the time of the stream."""
-    ingest, record = stream.ingest, stream.record
-    if not stream.is_leading or ingest is None or record.sealed or record.import_state:
+    ingest = stream.ingest
+    if ingest is None or not decides_removals(stream.record, leads=stream.is_leading):
         return None
     return ingest.stream_time
 
@@ -427,17 +413,15 @@ def _erasure_records(
         yield ERASED, record.to_bytes()
 
 
-def _recordable(log: ReplicaLog, at_least: int = _RECORDED_AT_LEAST) -> BitMap64:
+def _recordable(log: ReplicaLog, at_least: int = RECORDED_AT_LEAST) -> BitMap64:
     """What newer messages hide in sealed segments, if that is enough for rewriting them."""
     log.upkeep.apply_rules()
     start, end = log.log_start_offset, log.sealed_end_offset
     hidden = log.visibility.removed.derived(start, end)
-    enough = max(at_least, (end - start - log.visibility.removed.count(start, end)) // _RECORDED_SHARE)
-    if len(hidden) >= enough or (
-        hidden and log.upkeep.pending_rows >= enough
-    ):  # no file is rewritten before these are recorded
-        return hidden
-    return BitMap64()
+    stored = end - start - log.visibility.removed.count(start, end)
+    waiting = log.upkeep.pending_rows if hidden else 0
+    is_enough = is_to_be_recorded(len(hidden), stored, waits_for_rewriting=waiting, at_least=at_least)
+    return hidden if is_enough else BitMap64()
 
 
 def _derived(log: ReplicaLog) -> BitMap64:

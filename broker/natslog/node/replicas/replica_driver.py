@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from natslog.cluster.activity import Kind
 from natslog.cluster.damage import Losses, Remedy, range_of, remedy_for
+from natslog.cluster.removals import decides_removals
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
     Damaged,
@@ -222,7 +223,7 @@ class ReplicaDriver:
     def advance_start(self) -> None:
         """The leader applies limits of messages and bytes to what is committed now. From any thread."""
         log = self.log
-        if log is None or not self._has_led or self.record.sealed or self.record.import_state:
+        if log is None or not decides_removals(self.record, leads=self._has_led):
             return
         try:
             log.limits.advance()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from natslog.cluster.commands import DropTombstone, Tombstone
+from natslog.cluster.removals import decides_removals, purged_start
 from natslog.config import BrokerConfig
 from natslog.errors import NatslogError, ShuttingDown
 from natslog.log import ReplicaLog
@@ -320,10 +321,13 @@ def _drop_expired(stream: HostedStream, log: ReplicaLog) -> bool:
     ingest = stream.ingest
     if stream.following is not None:
         return bool(log.upkeep.drop_before(stream.leader_log_start))
-    if ingest is None or not stream.is_leading or stream.record.import_state:
-        return False  # the messages of an imported stream expire only when it was resumed
-    time_us, record = ingest.stream_time.now_us(), stream.record
-    dropped = log.upkeep.drop_before(record.purged_below) if record.sealed else log.upkeep.enforce_retention()
+    if ingest is None:
+        return False
+    time_us, record, leads = ingest.stream_time.now_us(), stream.record, stream.is_leading
+    if (purged := purged_start(record, leads=leads)) is not None:
+        dropped = log.upkeep.drop_before(purged)
+    else:
+        dropped = log.upkeep.enforce_retention() if decides_removals(record, leads=leads) else 0
     if dropped:
         logger.info(
             "stream %s: retention deleted %d segments, the log starts at %d; stream time is %s",
