@@ -163,10 +163,8 @@ class SimReplica:
         """What a replica tells the metadata leader while it has no leader, or is not answered by it."""
         if (epoch := self.machine.unresponsive_leader(0.0)) is not None:
             self.life.report("reported", (self.id, self.me, epoch))
-        if (where := self.machine.unproven_position()) is not None:
-            self.life.report("positioned", (self.id, self.me, *where))
-        if (where := self.machine.unproven_companion_position()) is not None:
-            self.life.report("positioned", (self.companion.id, self.me, *where))
+        for log_id, *where in self.machine.unproven_positions():
+            self.life.report("positioned", (log_id, self.me, *where))
 
     def hand_over(self, to: BrokerId) -> None:
         self.machine.transfer(to, self.world.now_ms)

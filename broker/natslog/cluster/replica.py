@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from natslog.cluster.commands import DisableReplicas, HoldCompanions, HoldReplicas
 from natslog.cluster.following import Following
 from natslog.cluster.leading import Leading, is_proven, propose_leader
 from natslog.cluster.replica_context import ReplicaContext
@@ -69,7 +68,7 @@ from natslog.cluster.roles import (
 )
 from natslog.cluster.tracks import Timeouts
 from natslog.errors import CorruptLog, DataDirError, NatslogError, NotEnoughReplicas, StorageFailed
-from natslog.model import BrokerId, Epoch, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
 
 _RETRY_MS = 1000.0
 _CLOCKS_WITHIN_MS = 2000.0
@@ -219,20 +218,18 @@ class Replica:
             return None
         return following.epoch
 
-    def unproven_position(self) -> tuple[int, Epoch, int] | None:
-        """(record version, last epoch, log end offset) where the metadata leader has to know it: the broker restarted
-        uncleanly, and no leader has compared the log with its own since.
+    def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
+        """(log, record version, last epoch, log end offset) of each log, where the metadata leader has to know it: the
+        broker restarted uncleanly, and no leader has compared the log with its own since.
         """
-        context, record, log = self._context, self.record, self.logs.messages
-        if record is None or log is None or self._step is not None or self.logs.damage is not None:
-            return None
+        context, record, logs = self._context, self.record, self.logs
+        if record is None or logs.messages is None or self._step is not None or logs.damage is not None:
+            return []
         is_to_be_told = context.me in record.unproven and record.leader != context.me and self.leading is None
-        return (record.version, *_last_of(log)) if is_to_be_told and not context.lacks_companion else None
-
-    def unproven_companion_position(self) -> tuple[int, Epoch, int] | None:
-        """The same of the companion log, where there is one."""
-        position, companion = self.unproven_position(), self.logs.companion
-        return None if position is None or companion is None else (position[0], *_last_of(companion))
+        if not is_to_be_told or context.lacks_companion:
+            return []
+        open_logs = [(record.id, logs.messages), (companion_id(record.id), logs.companion)]
+        return [(log_id, record.version, *_last_of(log)) for log_id, log in open_logs if log is not None]
 
     # ---- inputs: the metadata, time, the operator ----
 
@@ -260,7 +257,7 @@ class Replica:
         if isinstance(self.state, Leading) and self._fits:
             self.state.tick(contact_ms)
             self.state.propose_transfer()
-        self._propose_for_itself()
+        self._context.propose_own_state(is_following=isinstance(self.state, Following))
 
     def transfer(self, to: BrokerId, now_ms: float) -> bool:
         """Stops taking messages, lets `to` catch up, then proposes it as leader. Where that takes too long the replica
@@ -393,7 +390,7 @@ class Replica:
         self._end_step(Open)
         self.logs.messages, self.state = log, Idle()
         self.logs.high_watermark = log.high_watermark
-        self._propose_for_itself()
+        self._context.propose_own_state(is_following=isinstance(self.state, Following))
 
     def companion_opened(self, log: Log, delivered: int) -> None:
         """The step `OpenCompanion` succeeded; the owner was given all records below `delivered`."""
@@ -405,7 +402,7 @@ class Replica:
                 leading.begin_companion()
             case Following() as following:
                 following.companion_opened()
-        self._propose_for_itself()
+        self._context.propose_own_state(is_following=isinstance(self.state, Following))
 
     def done(self) -> None:
         """The step under way succeeded."""
@@ -605,23 +602,6 @@ class Replica:
             stream=record.name,
         )
         context.notices.append(Halted(context.problem.message))
-
-    def _propose_for_itself(self) -> None:
-        """That the logs exist here; that one is damaged."""
-        context, record = self._context, self.record
-        if record is None or context.ends or not context.surroundings.is_registered:
-            return
-        me, incarnation, ids = context.me, context.surroundings.incarnation, (context.stream_id,)
-        if self.logs.damage is not None:
-            is_counted = context.me in record.candidates and self.following is None
-            if is_counted and context.others_hold_it:
-                context.propose("disable", record, DisableReplicas(broker=me, incarnation=incarnation, stream_ids=ids))
-        elif self.logs.messages is not None and not context.is_held:
-            context.propose("hold", record, HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids))
-        elif context.is_companion_unreported:
-            context.propose(
-                "hold companion", record, HoldCompanions(broker=me, incarnation=incarnation, stream_ids=ids)
-            )
 
 
 def _last_of(log: Log) -> tuple[Epoch, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from natslog.cluster.attempts import Attempts
-from natslog.cluster.commands import BackgroundCommand
+from natslog.cluster.commands import BackgroundCommand, DisableReplicas, HoldCompanions, HoldReplicas
 from natslog.cluster.replica_steps import Log, Notice, OpenCompanion, Propose, Surroundings
 from natslog.cluster.roles import LeaderReplica
 from natslog.cluster.tracks import Timeouts
@@ -160,3 +160,17 @@ class ReplicaContext:
         """If it is time to."""
         if self.may_propose(kind, record.version):
             self.notices.append(Propose(command))
+
+    def propose_own_state(self, *, is_following: bool) -> None:
+        """That the logs exist here; that one is damaged."""
+        record, logs = self.record, self.logs
+        if record is None or self.ends or not self.surroundings.is_registered:
+            return
+        me, incarnation, ids = self.me, self.surroundings.incarnation, (self.stream_id,)
+        if logs.damage is not None:
+            if me in record.candidates and not is_following and self.others_hold_it:
+                self.propose("disable", record, DisableReplicas(broker=me, incarnation=incarnation, stream_ids=ids))
+        elif logs.messages is not None and not self.is_held:
+            self.propose("hold", record, HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids))
+        elif self.is_companion_unreported:
+            self.propose("hold companion", record, HoldCompanions(broker=me, incarnation=incarnation, stream_ids=ids))

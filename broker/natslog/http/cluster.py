@@ -235,7 +235,7 @@ async def transfer_stream(call: Call[None, shapes.Transfer]) -> Answer[shapes.Le
     if not record.target:
         await broker.change_cluster(broker.operations.move(record.name, preferred, request_id(request)))
     if to != record.leader:
-        await broker.change_cluster(stream.transfer_leadership(to))
+        await broker.change_cluster(stream.driver.transfer_leadership(to))
         if broker.state.stream(record.name).leader != to:
             raise MetadataUnavailable(
                 f"the leadership of stream {record.name!r} was not transferred to broker {to} in time: repeat the "

@@ -54,7 +54,7 @@ def with_commits(folder: Path, commits: int, story: object) -> None:
         for at in range(commits):
             commit(stream, b"%d" % at, b"x", subject="orders.a" if at % 3 else "orders.b")
         story(stream)  # type: ignore[operator]
-        await stream.stop()
+        await stream.driver.stop()
 
     run(folder, told)
 

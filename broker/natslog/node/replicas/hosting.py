@@ -172,7 +172,7 @@ class Hosting:
         """Deleted, or moved away; the files stay until their tombstone is due."""
         self._leaving.add(stream)
         stream.driver.changed(None)
-        await stream.finished()
+        await stream.driver.finished()
         self._leaving.discard(stream)
         self._due.add(stream.name)  # it may have been moved back meanwhile
         self.reconcile()
@@ -190,7 +190,7 @@ class Hosting:
 
     async def reconciled(self, stream: HostedStream) -> None:
         """Returns when the replica is as its record says, as far as it can be."""
-        while not stream.is_reconciled:
+        while not stream.driver.replica.is_reconciled:
             await stream.reconciled.wait()
 
     def _fetcher(self, leader: BrokerId) -> Fetcher:
@@ -223,7 +223,7 @@ class Hosting:
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
         unproven = [stream for stream in self.streams.values() if self.me in stream.record.unproven]
-        return [where for stream in unproven for where in stream.unproven_positions()]
+        return [where for stream in unproven for where in stream.driver.replica.unproven_positions()]
 
     # ---- for other brokers ----
 
@@ -254,7 +254,7 @@ class Hosting:
         stream = self.find(StreamId(stream_id))
         if stream is None or stream.log is None:
             raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
-        await stream.prepare_to_lead()
+        await stream.driver.steps.prepare_to_lead(stream.log)
         return True
 
     async def _prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
@@ -271,7 +271,7 @@ class Hosting:
     def transfer_leadership(self, stream_id: StreamId, to: BrokerId) -> None:
         """As the metadata leader requested."""
         if (stream := self.find(stream_id)) is not None:
-            self._spawn(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
+            self._spawn(stream.driver.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
     async def transfer_all_leadership(self) -> None:
         """Before the broker stops: announces that, transfers the metadata leadership and those of streams to other
@@ -284,9 +284,11 @@ class Hosting:
         stopping = [one.id for one in self._group.state.brokers.values() if one.is_stopping]
         await self._group.step_down(stopping)
         streams = list(self.streams.values())
-        successors = [(stream, to) for stream in streams if (to := stream.successor(stopping)) is not None]
-        await asyncio.gather(*(stream.transfer_leadership(to) for stream, to in successors))
-        leaving = tuple(stream.id for stream in streams if stream.leave())
+        successors = [
+            (stream, to) for stream in streams if (to := stream.driver.replica.successor(stopping)) is not None
+        ]
+        await asyncio.gather(*(stream.driver.transfer_leadership(to) for stream, to in successors))
+        leaving = tuple(stream.id for stream in streams if stream.driver.leave())
         if leaving:
             await self._tell_cluster(
                 LeaveReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=leaving)
@@ -315,7 +317,7 @@ class Hosting:
             await asyncio.gather(*(fetcher.close() for fetcher in still))
             closed |= still
         # No more records are copied from here on.
-        stopping = [stream.stop() for stream in {*self._by_id.values(), *self._leaving}]
+        stopping = [stream.driver.stop() for stream in {*self._by_id.values(), *self._leaving}]
         outcomes = await asyncio.gather(*stopping, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from natslog.cluster.activity import Kind
 from natslog.cluster.damage import Losses, Remedy, range_of, remedy_for
+from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.removals import decides_removals
 from natslog.cluster.replica import Replica
 from natslog.cluster.replica_steps import (
@@ -136,18 +137,39 @@ class ReplicaDriver:
         messages = self.steps.messages
         return messages is not None and messages.send_written(batch)
 
-    def transfer(self, to: BrokerId) -> bool:
-        """As `Replica.transfer`. It has ended when `is_transferring` is False."""
+    # ---- the end of a role ----
+
+    async def transfer_leadership(self, to: BrokerId) -> None:
+        """Returns when it was transferred, or could not be in time: then this replica remains leader."""
+        record, services = self.record, self.services
+        has_ids = record.settings.dedupe_window_s > 0 and services.group.state.feature_level >= STOP_LEVEL
+        if has_ids and self.replica.is_leading and to != self.me and to in record.isr:
+            await services.prepare_successor(to, record.id)
         if not self.replica.transfer(to, monotonic_ms()):
-            return False
+            return
         self._is_transferring = True
         self.act()
-        return True
+        while self._is_transferring:
+            await self.reconciled.wait()
 
-    @property
-    def is_transferring(self) -> bool:
-        """Whether a transfer that was requested here goes on."""
-        return self._is_transferring
+    def leave(self) -> bool:
+        """Fetches no more. Returns whether this broker is to leave the in-sync replicas of the stream."""
+        is_to_leave = self.replica.leave()
+        self.act()
+        return is_to_leave
+
+    async def stop(self) -> None:
+        """Returns when received messages are appended, and acknowledged as far as they are committed, and the log is
+        closed.
+        """
+        self.replica.stop()
+        self.act()
+        await self.finished()
+
+    async def finished(self) -> None:
+        """Returns when the log is permanently closed."""
+        while not self.replica.is_finished:
+            await self.reconciled.wait()
 
     # ---- damage ----
 

@@ -7,16 +7,15 @@ results, `step_executor` has the files and the subscription, `companion` the com
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from natslog.cluster.activity import Kind
 from natslog.cluster.damage import has_others_in_sync
-from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.roles import FollowerReplica, LeaderReplica
 from natslog.errors import CorruptLog, NatslogError, NoLeader
 from natslog.log import ReplicaLog
-from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
+from natslog.model import BrokerId, Epoch, StreamId, StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.replicas.replica_driver import ReplicaDriver
 from natslog.node.replicas.replicated_log import ReplicatedLog, is_at_tail
@@ -175,10 +174,6 @@ class HostedStream:
         return self._replica.is_transferring
 
     @property
-    def is_reconciled(self) -> bool:
-        return self._replica.is_reconciled
-
-    @property
     def reconciled(self) -> asyncio.Event:
         """See `ReplicaDriver.reconciled`."""
         return self.driver.reconciled
@@ -188,12 +183,6 @@ class HostedStream:
         """Whether a replica is catching up, and the log grows as fast as it can copy."""
         messages = self._steps.messages
         return messages is not None and messages.is_outpaced()
-
-    def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
-        """(log, record version, last epoch, log end offset) of each log, where the metadata leader has to know them."""
-        messages, companion = self._replica.unproven_position(), self._replica.unproven_companion_position()
-        found = [] if messages is None else [(self.id, *messages)]
-        return found if companion is None else [*found, (companion_id(self.id), *companion)]
 
     # ---- problems ----
 
@@ -294,39 +283,3 @@ class HostedStream:
         following, messages = self._replica.following, self._steps.messages
         if following is not None and messages is not None and (leader := following.record.leader) is not None:
             self._services.fetcher_of(leader).follow(messages)
-
-    async def prepare_to_lead(self) -> None:
-        """See `StepExecutor.prepare_to_lead`."""
-        await self._steps.prepare_to_lead(self.usable_log())
-
-    def successor(self, stopping: Collection[BrokerId]) -> BrokerId | None:
-        return self._replica.successor(stopping)
-
-    async def transfer_leadership(self, to: BrokerId) -> None:
-        """Returns when it was transferred, or could not be in time: then this replica remains leader."""
-        has_ids = self.record.settings.dedupe_window_s > 0 and self._services.group.state.feature_level >= STOP_LEVEL
-        if has_ids and self.is_leading and to != self.me and to in self.record.isr:
-            await self._services.prepare_successor(to, self.id)
-        if not self.driver.transfer(to):
-            return
-        while self.driver.is_transferring:
-            await self.reconciled.wait()
-
-    def leave(self) -> bool:
-        """Fetches no more. Returns whether this broker is to leave the in-sync replicas of the stream."""
-        is_to_leave = self._replica.leave()
-        self.driver.act()
-        return is_to_leave
-
-    async def stop(self) -> None:
-        """Returns when received messages are appended, and acknowledged as far as they are committed, and the log is
-        closed.
-        """
-        self._replica.stop()
-        self.driver.act()
-        await self.finished()
-
-    async def finished(self) -> None:
-        """Returns when the log is permanently closed."""
-        while not self._replica.is_finished:
-            await self.reconciled.wait()

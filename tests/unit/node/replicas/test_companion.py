@@ -91,7 +91,7 @@ def test_leadership_is_transferred_with_both_logs_while_records_are_appended(tmp
 
         appending = asyncio.create_task(keep_appending())
         await trio.until(lambda: len(answered) > 10)
-        await trio.streams[trio.numbers[0]].transfer_leadership(trio.numbers[1])
+        await trio.streams[trio.numbers[0]].driver.transfer_leadership(trio.numbers[1])
         await trio.led(2)
         await appending
         await trio.until(

@@ -58,7 +58,7 @@ def with_streams(folder: Path, story: Callable[[Streams], Awaitable[None]]) -> N
                 append(stream, b"x" * 100_000)
         await story(streams)
         for stream in streams.values():
-            await stream.stop()
+            await stream.driver.stop()
 
     run(folder, told)
 
@@ -199,7 +199,7 @@ def test_replica_that_has_caught_up_with_a_sealed_end_is_told_of_what_comes_next
         log = stream.usable_log()
         log.roll()
         assert log.upkeep.seal_next()
-        await stream.stop()
+        await stream.driver.stop()
         (empty,) = (stage.folder / stream.id).glob("*.active")
         empty.unlink()
         stream = await stage.host(stream.record)
@@ -211,7 +211,7 @@ def test_replica_that_has_caught_up_with_a_sealed_end_is_told_of_what_comes_next
             response, payload = await served(session, FetchRequest(2, "life"))
         assert [answer.stream_id for answer in response.answers] == [stream.id]
         assert payload
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 

@@ -319,7 +319,7 @@ def test_damage_found_by_scrubbing_is_repaired_in_place_while_the_replica_leads(
         stream.driver.tick({})
         assert (stream.damage, stream.is_leading) == (None, True)
         assert DisableReplicas not in [type(one) for one in stage.proposed]
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -339,7 +339,7 @@ def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path) -> None
         with ThreadPoolExecutor(1) as executor:
             await scrubber_with(tmp_path, stream, peer, executor)._repair_damaged()
         assert (stored_values(log), stream.scrub_repaired) == (values, 1)
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -352,17 +352,17 @@ def test_a_repair_waits_for_the_other_replica_also_after_a_restart(tmp_path: Pat
             scrubber = scrubber_with(tmp_path, stream, peer, executor)
             await scrubber._take_turn(stream)
             assert stream.usable_log().scrub.damaged == ((1, 2),)
-            await stream.stop()
+            await stream.driver.stop()
             stream = await stage.host(stream.record)
             assert (stream.damage, stream.usable_log().scrub.damaged) == (None, ((1, 2),))
             peer.is_connected = True
             await scrubber_with(tmp_path, stream, peer, executor)._repair_damaged()
         stream.usable_log().chain.committed = len(values)
         assert stored_values(stream.usable_log()) == values
-        await stream.stop()
+        await stream.driver.stop()
         stream = await stage.host(stream.record)
         assert stream.usable_log().scrub.damaged == (), "the repair was stored"
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -385,7 +385,7 @@ def test_damage_at_the_same_place_drops_nothing_and_names_the_offsets_once(
         with pytest.raises(CorruptLog) as found:
             log.reader.plan_read(1, max_bytes=1)
         assert stream.as_told(found.value) is found.value, "no other broker has it"
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
     reported = [one.getMessage() for one in caplog.records if "damaged on every replica" in one.getMessage()]
@@ -422,7 +422,7 @@ def test_accepted_loss_becomes_removed_offsets_that_are_the_same_on_all_replicas
             assert (plan.next_offset, plan.removed_rows) == (3, 1)
             assert b"".join(plan.messages()).count(values[0]) == 1
         append(stream, b"more")
-        await stream.stop()
+        await stream.driver.stop()
         stream = await stage.host(stream.record)
         log = stream.usable_log()
         assert (log.failure, log.scrub.lost, log.log_end_offset) == (None, ((1, 2),), 4)
@@ -431,7 +431,7 @@ def test_accepted_loss_becomes_removed_offsets_that_are_the_same_on_all_replicas
         with FetchedBatches(tmp_path) as fetched:  # the other replica fetches it as any batch
             assert fetched.add(b64decode(answer["data"]), 1, 2) == 2
             assert fetched.entries[0].rows == 0
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
     assert "the loss of offsets 1 to 1 was accepted" in caplog.text

@@ -48,7 +48,7 @@ def test_a_new_replica_says_that_its_log_exists_before_it_takes_a_role(tmp_path:
         await stage.change(stream, holders=(ME,))
         assert stream.is_ready
         assert stage.nats.subjects == ["orders.>"]
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -70,12 +70,12 @@ def test_the_message_ids_are_read_once_however_often_it_is_asked_to_prepare_to_l
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         assert stream.following is not None
         read.clear()
-        await stream.prepare_to_lead()
-        await stream.prepare_to_lead()
+        await stream.driver.steps.prepare_to_lead(stream.usable_log())
+        await stream.driver.steps.prepare_to_lead(stream.usable_log())
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
         assert stream.is_ready
         assert read == [stream.record.settings.dedupe_window_s]
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -98,7 +98,7 @@ def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         stream.usable_log().chain.committed = 1
         monkeypatch.setattr(MessageIds, "newest", slow)
-        preparing = asyncio.create_task(stream.prepare_to_lead())
+        preparing = asyncio.create_task(stream.driver.steps.prepare_to_lead(stream.usable_log()))
         assert await asyncio.to_thread(has_read.wait, 20)
         kept = StoredIds(given, np.array([0]), np.array([now_us()])).to_bytes()
         adopting = asyncio.create_task(stream.messages.adopt_ids(Epoch(2), 1, kept))
@@ -110,7 +110,7 @@ def test_message_ids_that_are_adopted_while_it_prepares_to_lead_are_known(
         await asyncio.gather(preparing, adopting)
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
         assert stream.ingest.dedupe.find(given, now_us()).tolist() == [0]
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -119,7 +119,7 @@ def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"acked")
-        await stream.stop()
+        await stream.driver.stop()
         shutil.rmtree(tmp_path / stream.id)
         stream = await stage.host(stream.record)
         assert stream.log is None
@@ -133,7 +133,7 @@ def test_a_log_that_is_missing_is_damage_and_is_fetched_again_when_nobody_counts
         assert stream.damage is None
         assert stream.following is not None
         assert stream.usable_log().log_end_offset == 0
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -153,7 +153,7 @@ async def acked_and_stopped(stage: ReplicaStage, **changes: Any) -> StreamRecord
     stream = await led(stage)
     append(stream, b"acked")
     await stage.change(stream, **changes)
-    await stream.stop()
+    await stream.driver.stop()
     stage.proposed.clear()
     return stream.record
 
@@ -172,7 +172,7 @@ def test_a_log_that_cannot_be_read_leaves_the_candidates_and_is_fetched_again(
         await stage.change(stream, isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2))
         assert stream.following is not None
         assert stream.usable_log().log_end_offset == 0
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
     assert list(tmp_path.glob("*.damaged-1")), "what could not be read is kept"
@@ -192,7 +192,7 @@ def test_the_only_candidate_whose_log_cannot_be_read_tries_again(
                 stream.driver.tick({})
                 await asyncio.sleep(0.05)
         assert stream.usable_log().log_end_offset == 1
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -202,7 +202,7 @@ def test_a_missing_log_of_a_single_replica_refuses_to_serve(tmp_path: Path) -> N
         alone = {"settings": ALONE, "replicas": (ME,), "isr": (ME,)}
         stream = await led(stage, **alone)
         append(stream, b"acked")
-        await stream.stop()
+        await stream.driver.stop()
         shutil.rmtree(tmp_path / stream.id)
         stream = await stage.host(stream.record)
         assert (stream.log, stream.leading) == (None, None)
@@ -224,7 +224,7 @@ def test_a_role_ends_before_the_next_one_begins(tmp_path: Path) -> None:
         assert stage.fetching.followed == []
         assert stream.is_ready
         assert stream.usable_log().epoch == 3
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -237,7 +237,7 @@ def test_an_edited_subject_moves_the_subscription(tmp_path: Path) -> None:
         assert stage.nats.subjects == ["returns.>"]
         assert stream.ingest is not None
         assert isinstance(stream.ingest.why_not(), StreamPaused)
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -254,7 +254,7 @@ def test_edited_subjects_are_subscribed_in_one_step(tmp_path: Path) -> None:
         stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stage.nats.subjects == []
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -273,7 +273,7 @@ def test_without_a_metadata_session_it_takes_no_messages_and_states_no_position(
         await stage.wait_until_idle(stream)
         assert stage.nats.subjects == ["orders.>"]
         assert stream.is_leading
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -286,7 +286,7 @@ def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Pa
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"one")
-        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        transfer = asyncio.create_task(stream.driver.transfer_leadership(OTHER))
         await asyncio.sleep(0)
         await stage.wait_until_idle(stream)
         assert stream.is_transferring
@@ -301,7 +301,7 @@ def test_leadership_is_transferred_when_the_other_one_has_caught_up(tmp_path: Pa
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         await transfer
         assert stream.following is not None
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -312,13 +312,13 @@ def test_a_broker_that_stops_leaves_the_isr_as_soon_as_another_one_leads(tmp_pat
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"one")
-        assert not stream.leave(), "it leads"
+        assert not stream.driver.leave(), "it leads"
         record, version = stream.record, stream.record.version + 1
         stream.driver.changed(msgspec.structs.replace(record, version=version, leader=OTHER, leader_epoch=Epoch(2)))
         assert stream.following is None, "what it has received is still being written"
-        assert stream.leave()
+        assert stream.driver.leave()
         await stage.wait_until_idle(stream)
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -331,15 +331,15 @@ def test_leadership_is_not_transferred_to_a_replica_that_has_restarted_uncleanly
         append(stream, b"one")
         assert isinstance(stream.messages.fetched(OTHER, position(stream, 1), "other.1"), Matching)
         stage.proposed.clear()
-        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        transfer = asyncio.create_task(stream.driver.transfer_leadership(OTHER))
         await asyncio.sleep(0)
         await stage.change(stream, unproven=(OTHER,))
         async with asyncio.timeout(5):
             await transfer
-            await stream.transfer_leadership(OTHER)
+            await stream.driver.transfer_leadership(OTHER)
         stream.driver.tick({})
         assert not any(isinstance(one, AppointLeaders) for one in stage.proposed)
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -348,7 +348,7 @@ def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"one")
-        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        transfer = asyncio.create_task(stream.driver.transfer_leadership(OTHER))
         await asyncio.sleep(0)
         await stage.wait_until_idle(stream)
         late_ms = monotonic_ms() + 4000
@@ -358,7 +358,7 @@ def test_a_transfer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch:
         async with asyncio.timeout(5):
             await transfer
         assert stage.nats.subjects == ["orders.>"], "it goes on leading"
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -373,7 +373,7 @@ def test_direct_appends_wait_until_a_transfer_that_was_given_up_has_been_drained
         assert stream.ingest is not None
         drained = asyncio.Event()
         monkeypatch.setattr(stream.ingest, "drained", drained.wait)
-        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        transfer = asyncio.create_task(stream.driver.transfer_leadership(OTHER))
         await asyncio.sleep(0.05)
         assert stage.nats.subjects == [], "it has reached the step Drain"
         late_ms = monotonic_ms() + 4000
@@ -386,7 +386,7 @@ def test_direct_appends_wait_until_a_transfer_that_was_given_up_has_been_drained
             await transfer
         assert not stream.is_transferring
         assert stage.nats.subjects == ["orders.>"], "it goes on leading"
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -396,7 +396,7 @@ def test_a_transfer_that_is_given_up_without_a_session_ends(tmp_path: Path, monk
 
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
-        transfer = asyncio.create_task(stream.transfer_leadership(OTHER))
+        transfer = asyncio.create_task(stream.driver.transfer_leadership(OTHER))
         await asyncio.sleep(0)
         await stage.wait_until_idle(stream)
         stage.has_session = False
@@ -407,7 +407,7 @@ def test_a_transfer_that_is_given_up_without_a_session_ends(tmp_path: Path, monk
             await transfer
         assert not stream.is_transferring
         assert stream.leading is not None, "it goes on leading"
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -442,7 +442,7 @@ def test_an_epoch_that_had_no_room_begins_when_there_is_room(tmp_path: Path, mon
         await stage.wait_until_idle(stream)
         assert stream.is_ready
         assert stream.problem is None
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -459,11 +459,11 @@ def test_a_leader_whose_epoch_has_no_room_gives_its_leadership_away(
         monkeypatch.setattr(ReplicaLog, "begin_epoch", begin)
         await stage.change(stream, holders=(ME, OTHER))
         stage.proposed.clear()
-        await stream.transfer_leadership(OTHER)
+        await stream.driver.transfer_leadership(OTHER)
         (proposed,) = stage.proposed
         assert isinstance(proposed, AppointLeaders)
         assert proposed.appointments[0].leader == OTHER
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -493,7 +493,7 @@ def test_refused_proposals_of_the_only_candidate_are_not_repeated(
             clock[0] += 250
             stream.driver.tick({})
         assert [one for one in stage.proposed if isinstance(one, DisableReplicas)] == []
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -517,7 +517,7 @@ def test_a_follower_cuts_what_its_leader_does_not_have_and_copies_the_rest(tmp_p
             "an answer of another epoch changes nothing"
         )
         assert isinstance(CutTo(1), CutTo)
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -540,7 +540,7 @@ def test_damage_found_while_copying_leads_to_a_repair_that_keeps_what_is_whole(t
         assert stream.damage is None
         assert stream.usable_log().log_end_offset == 1
         assert stream.following is not None
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -549,12 +549,12 @@ def test_a_folder_that_cannot_be_opened_is_kept_under_another_name(tmp_path: Pat
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
         append(stream, b"one")
-        await stream.stop()
+        await stream.driver.stop()
         (tmp_path / stream.id / "hw-checkpoint").write_bytes(b"natslog hw-checkpoint v1 bytes=3 crc32c=00000000\n{}")
         stream = await stage.host(record_of(isr=(OTHER,), leader=OTHER, leader_epoch=Epoch(2)))
         assert stream.following is not None
         assert (tmp_path / f"{stream.id}.damaged-1").is_dir()
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -576,7 +576,7 @@ def test_a_follower_that_is_stopped_while_it_copies_ends_in_order(tmp_path: Path
         with pytest.raises(asyncio.CancelledError):
             await copying
         async with asyncio.timeout(5):
-            await stream.stop()
+            await stream.driver.stop()
         assert stream.log is None
 
     run(tmp_path, story)
@@ -591,7 +591,7 @@ def test_a_follower_behind_leaves_and_rejoins_through_its_leader(tmp_path: Path)
         changes = [one for one in stream._replica.take_notices() if hasattr(one, "change")]
         assert [one.change.isr for one in changes] == [(ME,)]
         assert isinstance(changes[0].change, IsrChange)
-        await stream.stop()
+        await stream.driver.stop()
 
     run(tmp_path, story)
 
@@ -619,7 +619,7 @@ def test_an_epoch_waits_a_moment_for_the_clocks_of_a_majority(tmp_path: Path, mo
         stream.driver.tick({})
         await stage.wait_until_idle(stream)
         assert stream.leading is not None
-        await stream.stop()
+        await stream.driver.stop()
         other = await stage.host(record_of("returns", holders=()))
         stage.services.clock.refresh([ME, BrokerId(3), BrokerId(4)])
         await stage.change(other, holders=(ME, OTHER))
@@ -629,6 +629,6 @@ def test_an_epoch_waits_a_moment_for_the_clocks_of_a_majority(tmp_path: Path, mo
         other.driver.tick({})
         await stage.wait_until_idle(other)
         assert other.leading is not None, "it does not wait for ever"
-        await other.stop()
+        await other.driver.stop()
 
     run(tmp_path, story)

@@ -144,7 +144,7 @@ class Trio:
         """In order."""
         stream = self.streams.pop(BrokerId(number))
         await self._stop_fetching(number)
-        await stream.stop()
+        await stream.driver.stop()
 
     async def kill(self, number: int) -> None:
         """Nothing is closed; what it writes from now on is of no use to anyone."""
