@@ -143,9 +143,9 @@ class SimCompanion:
     def requested(self, number: int) -> None:
         """A change that is to be stored; who requests it repeats that until it is acked."""
         leader, machine = self.replica.leader, self.machine
-        if leader is None or machine.is_transferring or machine.refusal() is not None:
+        if leader is None or machine.is_transferring or leader.refusal() is not None:
             return
-        if leader.companion is None or not machine.is_companion_held:
+        if leader.companion is None or not machine.context.is_companion_held:
             machine.create_companion()
             self.replica.act()
         elif number not in self.gathered:

@@ -122,7 +122,7 @@ class SimReplica:
 
     @property
     def is_halted(self) -> bool:
-        return self.machine._context.is_halted
+        return self.machine.context.is_halted
 
     def readable_end(self) -> int | None:
         """Up to where this replica serves readers; None where it serves none."""
@@ -328,7 +328,7 @@ class SimReplica:
     # ---- leading ----
 
     def published(self, message: int) -> None:
-        if self.leader is None or not self.is_subscribed or self.machine.refusal() is not None:
+        if self.leader is None or not self.is_subscribed or self.leader.refusal() is not None:
             return
         offset = self.remembered(message)
         if offset is not None and offset < self.high_watermark:

@@ -67,7 +67,7 @@ from natslog.cluster.roles import (
     Verdict,
 )
 from natslog.cluster.tracks import Timeouts
-from natslog.errors import CorruptLog, DataDirError, NatslogError, NotEnoughReplicas, StorageFailed
+from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
 
 _RETRY_MS = 1000.0
@@ -84,7 +84,7 @@ class Replica:
         now_ms: of a clock that never jumps; each input that depends on time is given it.
 
     Attributes:
-        logs: how far they are committed, and what was found damaged in them.
+        context: what the roles share. logs: how far they are committed, and what was found damaged in them.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Replica:
         timeouts: Timeouts = Timeouts(),
     ) -> None:
         self.state: State = Closed()
-        self._context = ReplicaContext(me, record, surroundings, now_ms, timeouts)
-        self.logs = self._context.logs
+        self.context = ReplicaContext(me, record, surroundings, now_ms, timeouts)
+        self.logs = self.context.logs
         self._step: Step | None = None
         self._has_stale_writer = False
         self._without_time: tuple[Epoch, float] | None = None  # the epoch that waits for the others' clocks, since when
@@ -108,7 +108,7 @@ class Replica:
     @property
     def record(self) -> StreamRecord | None:
         """The newest that is known here; None once the stream was deleted or moved away."""
-        return self._context.record
+        return self.context.record
 
     @property
     def leading(self) -> LeaderReplica | None:
@@ -122,12 +122,12 @@ class Replica:
     def problem(self) -> NatslogError | None:
         """Why the replica does not serve, or not fully."""
         closed = self.state.problem if isinstance(self.state, Closed) else None
-        return self._context.problem or closed or self.logs.damage
+        return self.context.problem or closed or self.logs.damage
 
     @property
     def is_leading(self) -> bool:
         """Whether it leads, takes messages, knows what is committed, and may say so: it has a metadata session."""
-        return self.is_exposed and self._context.surroundings.has_session and self._fits
+        return self.is_exposed and self.context.surroundings.has_session and self._fits
 
     @property
     def is_ready(self) -> bool:
@@ -142,7 +142,7 @@ class Replica:
     @property
     def may_serve(self) -> bool:
         """Whether ranges that end at or below the HW known here may be served from here."""
-        context = self._context
+        context = self.context
         if self.is_exposed:
             return True
         return (
@@ -153,16 +153,6 @@ class Replica:
             and not context.is_halted
             and self.logs.has_delivered
         )
-
-    @property
-    def is_companion_held(self) -> bool:
-        """Whether the companion log is open, and the metadata states that it exists on this disk."""
-        return self._context.is_companion_held
-
-    @property
-    def others_hold_it(self) -> bool:
-        """Whether another replica may hold all that is committed."""
-        return self._context.others_hold_it
 
     @property
     def is_transferring(self) -> bool:
@@ -179,12 +169,12 @@ class Replica:
     @property
     def is_finished(self) -> bool:
         """Whether it is closed for good."""
-        return self._context.ends and isinstance(self.state, Closed) and self._step is None
+        return self.context.ends and isinstance(self.state, Closed) and self._step is None
 
     @property
     def is_quiet(self) -> bool:
         """Whether the next tick will find nothing to do, unless there is an input before it, or `Calm` ends."""
-        context = self._context
+        context = self.context
         if self._step is not None or context.notices or self._has_stale_writer or not self._fits:
             return False
         if self.logs.damage is not None or not context.is_held:
@@ -198,11 +188,6 @@ class Replica:
         leading = self.leading
         return leading is not None and not brokers.isdisjoint(leading.followers)
 
-    def refusal(self) -> NotEnoughReplicas | None:
-        """Why nothing may be appended now."""
-        leading = self.leading
-        return leading.refusal() if leading is not None else None
-
     def successor(self, stopping: Collection[BrokerId]) -> BrokerId | None:
         """An in-sync replica that this leader may hand its leadership to before the broker stops.
 
@@ -214,7 +199,7 @@ class Replica:
     def unresponsive_leader(self, leader_contact_ms: float) -> Epoch | None:
         """The epoch whose leader has not answered for so long that it is to be reported."""
         following = self.following
-        if following is None or not following.is_leader_unresponsive(self._context.now_ms, leader_contact_ms):
+        if following is None or not following.is_leader_unresponsive(self.context.now_ms, leader_contact_ms):
             return None
         return following.epoch
 
@@ -222,7 +207,7 @@ class Replica:
         """(log, record version, last epoch, log end offset) of each log, where the metadata leader has to know it: the
         broker restarted uncleanly, and no leader has compared the log with its own since.
         """
-        context, record, logs = self._context, self.record, self.logs
+        context, record, logs = self.context, self.record, self.logs
         if record is None or logs.messages is None or self._step is not None or logs.damage is not None:
             return []
         is_to_be_told = context.me in record.unproven and record.leader != context.me and self.leading is None
@@ -235,7 +220,7 @@ class Replica:
 
     def changed(self, record: StreamRecord | None) -> None:
         """The metadata has this record now; None: the stream was deleted, or the replica was moved away."""
-        context, logs = self._context, self.logs
+        context, logs = self.context, self.logs
         former, context.record = context.record, record
         if logs.companion is not None and former is not None and context.me not in former.isr:
             logs.serves_from = logs.companion.log_end_offset  # where it joins now, this is all that is committed
@@ -249,21 +234,21 @@ class Replica:
 
     def pass_time(self, now_ms: float) -> None:
         """Instead of a tick, of a replica that is quiet."""
-        self._context.now_ms = now_ms
+        self.context.now_ms = now_ms
 
     def tick(self, now_ms: float, contact_ms: Mapping[BrokerId, float]) -> None:
         """Time has passed. `contact_ms`: when each follower last asked this broker for anything."""
-        self._context.now_ms = now_ms
+        self.context.now_ms = now_ms
         if isinstance(self.state, Leading) and self._fits:
             self.state.tick(contact_ms)
             self.state.propose_transfer()
-        self._context.propose_own_state(is_following=isinstance(self.state, Following))
+        self.context.propose_own_state(is_following=isinstance(self.state, Following))
 
     def transfer(self, to: BrokerId, now_ms: float) -> bool:
         """Stops taking messages, lets `to` catch up, then proposes it as leader. Where that takes too long the replica
         goes on leading. Returns whether it was begun.
         """
-        context, record = self._context, self.record
+        context, record = self.context, self.record
         context.now_ms = now_ms
         if record is None or record.leader != context.me or to == context.me or not is_proven(record, to):
             return False
@@ -276,7 +261,7 @@ class Replica:
         """The broker is about to stop: a follower fetches no more. Returns whether it is to leave the ISR, so that the
         leader does not wait for it; also where it has handed its leadership over and does not follow yet.
         """
-        record, me = self.record, self._context.me
+        record, me = self.record, self.context.me
         if record is None or record.leader in (None, me):
             return False
         self._is_leaving = True  # fetching on, it would be proposed for the ISR again
@@ -285,7 +270,7 @@ class Replica:
 
     def stop(self) -> None:
         """The broker stops: the role ends, what was received is appended and acknowledged, the log is closed."""
-        self._context.is_stopping = True
+        self.context.is_stopping = True
 
     # ---- inputs: the logs ----
 
@@ -304,7 +289,7 @@ class Replica:
         """
         is_replicated = self.record is not None and len(self.record.replicas) > 1
         if is_replicated and self.logs.note_damage(error, is_companion=is_companion):
-            self._context.notices.append(Damaged(error))
+            self.context.notices.append(Damaged(error))
 
     # ---- inputs: replication ----
 
@@ -331,7 +316,7 @@ class Replica:
         is_companion: bool = False,
     ) -> Verdict:
         """A follower asks from here on: everything below is on its stable storage, if its log matches."""
-        self._context.now_ms = now_ms
+        self.context.now_ms = now_ms
         if not isinstance(self.state, Leading):
             return Fenced(Epoch(0))
         return self.state.fetched(follower, position, incarnation, is_companion=is_companion)
@@ -355,7 +340,7 @@ class Replica:
         """The leader's answer to the question asked last, with its HW. Returns the step to be taken now, if any; it is
         followed by `done` or `failed`.
         """
-        self._context.now_ms = now_ms
+        self.context.now_ms = now_ms
         if not isinstance(self.state, Following) or self._step is not None or not self._fits:
             return None
         step = self.state.answered(
@@ -390,19 +375,19 @@ class Replica:
         self._end_step(Open)
         self.logs.messages, self.state = log, Idle()
         self.logs.high_watermark = log.high_watermark
-        self._context.propose_own_state(is_following=isinstance(self.state, Following))
+        self.context.propose_own_state(is_following=isinstance(self.state, Following))
 
     def companion_opened(self, log: Log, delivered: int) -> None:
         """The step `OpenCompanion` succeeded; the owner was given all records below `delivered`."""
         self._end_step(OpenCompanion)
-        self._context.problem = None
+        self.context.problem = None
         self.logs.open_companion(log, delivered)
         match self.state:
             case Leading() as leading:
                 leading.begin_companion()
             case Following() as following:
                 following.companion_opened()
-        self._context.propose_own_state(is_following=isinstance(self.state, Following))
+        self.context.propose_own_state(is_following=isinstance(self.state, Following))
 
     def done(self) -> None:
         """The step under way succeeded."""
@@ -437,7 +422,7 @@ class Replica:
         """The step under way could not be carried out. What may succeed later is tried again; what is damage is
         treated as such.
         """
-        context = self._context
+        context = self.context
         step, self._step = self._step, None
         context.not_before_ms = context.now_ms + _RETRY_MS
         match step:
@@ -463,11 +448,11 @@ class Replica:
 
     def _is_damage(self, error: NatslogError) -> bool:
         """Of a log that could not be opened. Where no other replica holds it, a disk that fails is tried again."""
-        is_of_disk = isinstance(error, StorageFailed) and self._context.others_hold_it
+        is_of_disk = isinstance(error, StorageFailed) and self.context.others_hold_it
         return is_of_disk or isinstance(error, CorruptLog | DataDirError)
 
     def _end_damage(self) -> None:
-        self._context.problem = None
+        self.context.problem = None
         self.logs.end_damage()
 
     def _end_step(self, kind: type[Step]) -> None:
@@ -476,7 +461,7 @@ class Replica:
 
     def take_notices(self) -> list[Notice]:
         """Those since the last call."""
-        notices, self._context.notices = self._context.notices, []
+        notices, self.context.notices = self.context.notices, []
         return notices
 
     # ---- the next step ----
@@ -499,7 +484,7 @@ class Replica:
         return self._step
 
     def _chosen_step(self) -> Step | None:
-        context = self._context
+        context = self.context
         match self.state:
             case Leading() as leading:
                 if leading.fits:
@@ -515,7 +500,7 @@ class Replica:
         return self._step_of_closed(self.state) if isinstance(self.state, Closed) else self._step_of_idle()
 
     def _step_of_closed(self, state: Closed) -> Step | None:
-        context, record = self._context, self.record
+        context, record = self.context, self.record
         if context.ends or record is None or not context.surroundings.is_registered:
             return None
         if state.problem is not None and context.now_ms < context.not_before_ms:
@@ -529,7 +514,7 @@ class Replica:
         return Open(must_exist=context.me in record.holders and context.me in record.candidates)
 
     def _step_of_idle(self) -> Step | None:
-        context, record = self._context, self.record
+        context, record = self.context, self.record
         if context.ends or record is None:
             return Close()
         if not context.surroundings.is_registered or context.is_halted:
@@ -551,7 +536,7 @@ class Replica:
 
     def _step_of_damaged(self, record: StreamRecord) -> Step | None:
         logs = self.logs
-        if self._context.now_ms < self._context.not_before_ms or not self._may_repair(record):
+        if self.context.now_ms < self.context.not_before_ms or not self._may_repair(record):
             return None
         is_unopened = logs.damaged_companion and logs.companion is None
         if isinstance(logs.damage, StorageFailed) and not is_unopened:
@@ -560,14 +545,14 @@ class Replica:
 
     def _may_repair(self, record: StreamRecord) -> bool:
         """Whether another replica leads, holds everything, and this one does not count."""
-        me = self._context.me
+        me = self.context.me
         return len(record.replicas) > 1 and me not in record.candidates and record.leader not in (None, me)
 
     def _waits_for_clocks(self, record: StreamRecord) -> bool:
         """Whether the epoch is to begin a moment later. Messages stamped before a majority's clocks are known could get
         times that are far behind; stream time would then leap, and message ids of a moment ago would have expired.
         """
-        context = self._context
+        context = self.context
         if context.surroundings.has_time:
             self._without_time = None
             return False
@@ -576,7 +561,7 @@ class Replica:
         return context.now_ms - self._without_time[1] < _CLOCKS_WITHIN_MS
 
     def _begin_to_lead(self, epoch: Epoch) -> None:
-        context, record, log = self._context, self.record, self.logs.messages
+        context, record, log = self.context, self.record, self.logs.messages
         assert log is not None, "an epoch begins on an open log"
         context.problem = None
         if record is None or (record.leader, record.leader_epoch) != (context.me, epoch):
@@ -593,7 +578,7 @@ class Replica:
         self.state = Leading(context, role)
 
     def _halt(self, why: str) -> None:
-        context, record = self._context, self.record
+        context, record = self.context, self.record
         assert record is not None, "a follower has a record"
         context.is_halted = True
         context.problem = CorruptLog(

@@ -140,7 +140,7 @@ class Companion:
                 while True:
                     if replica.leading is None or replica.is_transferring:
                         raise _leadership_is_changing(driver.name)
-                    if self.log is not None and self.log.is_writing and replica.is_companion_held:
+                    if self.log is not None and self.log.is_writing and replica.context.is_companion_held:
                         return self.log
                     replica.create_companion()
                     driver.progress()  # a proposal that is lost is made again by a tick

@@ -193,7 +193,7 @@ class HostedStream:
 
     def as_told(self, problem: NatslogError) -> NatslogError:
         """The error for clients if this replica has a problem: retriable if another replica may become leader."""
-        if self.losses.is_final(problem, others_hold_it=self._replica.others_hold_it):
+        if self.losses.is_final(problem, others_hold_it=self._replica.context.others_hold_it):
             return problem
         return NoLeader(
             f"broker {self.me} cannot use its replica of stream {self.name!r}: send the request to another broker, "
@@ -222,7 +222,7 @@ class HostedStream:
     @property
     def is_to_be_repaired(self) -> bool:
         """Whether it is damaged, and is repaired from another replica."""
-        return self._replica.logs.damage is not None and self._replica.others_hold_it
+        return self._replica.logs.damage is not None and self._replica.context.others_hold_it
 
     def note_damage(self, error: NatslogError) -> None:
         """Messages on disk are damaged. From any thread."""
