@@ -35,7 +35,7 @@ import numpy as np
 
 from natslog.errors import NatslogError
 from natslog.jetstream import direct, errors
-from natslog.jetstream.direct_groups import DirectGroups
+from natslog.jetstream.direct_groups import DirectGroups, log_failed_answer
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.jetstream.stream_state import NO_TIME
@@ -44,6 +44,7 @@ from natslog.log_events import event
 from natslog.model import StreamRecord
 from natslog.node.broker import Broker, JetStreamState
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 from natslog.wire.api_probe import (
     BROKER_HEADER,
     CLUSTER_HEADER,
@@ -228,8 +229,8 @@ class JetStreamApi:
         services.direct_subjects, services.receive_direct = self._direct_subjects, self._receive_direct
         services.domain = lambda: DOMAIN if self._state == "domain" else ""
         self._attachment: object | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor(broker.halt)
+        self._answering = Supervisor(log_failed_answer)
         self._waiting_bytes = 0
         self._room, self._changing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_CHANGES_AT_ONCE)
         self._groups = DirectGroups(
@@ -260,28 +261,20 @@ class JetStreamApi:
         if mode == "off" or (mode == "auto" and has_security):
             broker.jetstream = "off"
             return
-        self._task = asyncio.create_task(self._run(), name="jetstream")
-        self._task.add_done_callback(self._ended)
+        self._tasks.start(self._run(), "the JetStream API")
         while (  # noqa: ASYNC110 (a lost connection sets no event)
             broker.jetstream is None and self._link.is_up and not broker.stopping_soon.is_set()
         ):
             await asyncio.sleep(_PROBE_POLL_S)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broker.halt("the JetStream API", error)
-
     async def stop(self) -> None:
         """Requests that have arrived are answered first, as far as that is possible within a second."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._tasks.stop()
         await self._detach()
         await self._calls.consumers.serving.end_all("409 Server Shutdown")
-        if answering := self._answering | self._groups.tasks:
-            await asyncio.wait(answering, timeout=1.0)
-        for task in answering:
-            task.cancel()
+        answering = (self._answering, self._groups.tasks)
+        await asyncio.gather(*(one.ended(within_s=1.0) for one in answering))
+        await asyncio.gather(*(one.stop() for one in answering))
         self._state = self._broker.jetstream = "off"
 
     async def _detach(self) -> None:
@@ -475,15 +468,11 @@ class JetStreamApi:
         return waits
 
     def _begin(self, answering: Coroutine[Any, Any, None], size_bytes: int) -> None:
-        task = asyncio.create_task(answering, name="a JetStream request")
-        self._answering.add(task)
-        self._waiting_bytes += size_bytes
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._answering.discard(task)
+        def ended(_: asyncio.Task[None]) -> None:
             self._waiting_bytes -= size_bytes
 
-        task.add_done_callback(ended)
+        self._waiting_bytes += size_bytes
+        self._answering.start(answering, "a JetStream request").add_done_callback(ended)
 
     def _drop(self, count: int = 1) -> None:
         self._dropped += count

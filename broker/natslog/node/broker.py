@@ -57,6 +57,7 @@ from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.replicas.watching import Watching
 from natslog.node.security_start import enable_security
 from natslog.node.stream_operations import StreamOperations
+from natslog.node.supervisor import Supervisor
 from natslog.node.threads import Threads
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
@@ -101,6 +102,9 @@ class Broker:
         self.stopping = False
         self.stopping_soon = asyncio.Event()
         self.failed: BaseException | None = None
+        self._background = Supervisor(self.halt)
+        self._maintenance = Supervisor(self.halt)  # ends by itself, because its threads use the logs
+        self._requested = Supervisor(self._halt_unless_stopping, on_failure=_log_failure)
         self.readers = Threads(_READER_THREADS, "read")
         self._writers = Threads(_WRITER_THREADS, "write", are_shared=True)
         secrets_of_cluster = config.secrets()
@@ -193,7 +197,7 @@ class Broker:
         self._nats_down_since: float | None = None
         self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
         self.hosting.services.wake_upkeep = self.upkeep.begin_round
-        self.removing = Removing(self.hosting, self.readers)
+        self.removing = Removing(self.hosting, self.readers, self._background)
         self.scrubber.repairs.record_gaps = self.removing.record_gaps
         self.log_levels = LogLevels(config.log_level, cluster, self.operations)
         cluster.questions.answerers["log_level"] = self.log_levels.here
@@ -203,7 +207,7 @@ class Broker:
         cluster.questions.answerers["erasure"] = self.receipts.here
         self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep, self.removing)
         keeper = Keeper(cluster)
-        cursor_leader = CursorLeader(cluster.group, self.hosting, self.positions, self.readers)
+        cursor_leader = CursorLeader(cluster.group, self.hosting, self.positions, self.readers, self._requested)
         self.cursors = Cursors(cluster, cursor_leader, keeper)
         self.lag_history = LagHistory(cluster, self.positions, self.lags, self.cursors, self.consumer_cursors)
         self.activity = ActivityStream(
@@ -213,7 +217,6 @@ class Broker:
             directory=self._data_dir.identity.directory,
             life=lambda: self._data_dir.life.number,
         )
-        self._under_way: set[asyncio.Task[Any]] = set()
         self.has_started = False
         self.jetstream: JetStreamState | None = None  # not found out yet; `JetStreamApi` does
         self.admin_token: str | None = None  # if this start has created it; shown once
@@ -256,13 +259,13 @@ class Broker:
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
-        self.upkeep.start(self.halt)
-        self.removing.start(self.halt)
-        self.scrubber.start(self.halt)
-        self.activity.start(self.halt)
-        self.cursors.start(self.halt)
-        self.history.start(self.halt)
-        self.lag_history.start(self.halt)
+        self._maintenance.start(self.upkeep.run(), "upkeep")
+        self._maintenance.start(self.scrubber.run(), "scrubbing")
+        self._background.start(self.removing.run(), "removing")
+        self._background.start(self.activity.run(), "activity")
+        self._background.start(self.cursors.run(), "cursors")
+        self._background.start(self.history.run(), "history")
+        self._background.start(self.lag_history.run(), "lags")
         self.has_started = True
         return self
 
@@ -288,12 +291,10 @@ class Broker:
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
         self.upkeep.stop_soon()
-        self.history.stop()
-        self.lag_history.stop()
-        await self.removing.stop()
         self.scrubber.stop_soon()
-        await self.activity.stop()
-        await self.cursors.stop()
+        await self._background.stop()
+        if self.has_started:
+            await self.activity.deliver_last()
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_TRANSFER_WITHIN_S):
@@ -322,12 +323,12 @@ class Broker:
 
     async def _stop_all(self) -> None:
         problems = await self.hosting.close()
-        await self.upkeep.stopped()
-        await self.scrubber.stopped()
+        await self._maintenance.ended()
         await self.cluster.stop()
         if self.leaf is not None:
             await self.leaf.close()
         await self.link.close()
+        await self._requested.stop()
         for problem in problems:
             logger.error("error while stopping: %s", problem, exc_info=problem, extra=event("broker.stop_failed"))
         if not problems and self.has_started and self.failed is None:
@@ -422,7 +423,7 @@ class Broker:
             if session is not None:
                 session.close()
             session = sessions[peer.broker] = FetchSession(
-                peer.broker, self.hosting.find_log, self.readers, self._in_background
+                peer.broker, self.hosting.find_log, self.readers, self._requested.start
             )
         session.serve(request, reply)
 
@@ -471,21 +472,12 @@ class Broker:
         known = self.state.brokers.get(broker)
         return None if known is None else str(known.url)
 
-    def _in_background(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work, name=name)
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        """An error in operation was also raised to the caller, if it is still waiting; anything else is a bug."""
-        self._under_way.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(error, NatslogError) or self.stopping:
-            logger.debug("%s ended with: %s", task.get_name(), error)
+    def _halt_unless_stopping(self, what: str, error: BaseException) -> None:
+        """What a request uses may be closed while the broker stops."""
+        if self.stopping:
+            _log_failure(what, error)
         else:
-            self.halt(task.get_name(), error)
+            self.halt(what, error)
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Completes a change even if the client that requested it disconnects meanwhile."""
@@ -495,7 +487,7 @@ class Broker:
                 "this broker is shutting down: send the request to another broker, or repeat it when this broker has "
                 "restarted"
             )
-        return await asyncio.shield(self._in_background(change, "a change"))
+        return await asyncio.shield(self._requested.start(change, "a change"))
 
     async def change(self, command: Command, request: Request) -> bool:
         """Completes a change of the metadata. Raises the error of a refusal, MetadataUnavailable, ShuttingDown."""
@@ -504,6 +496,11 @@ class Broker:
     async def change_cluster(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Completes an operator's change. Raises the errors of the change, and ShuttingDown."""
         return await self._to_the_end(change)
+
+
+def _log_failure(what: str, error: BaseException) -> None:
+    """It was also raised to the caller, if that one is still waiting."""
+    logger.debug("%s ended with: %s", what, error)
 
 
 def _leaf_of(config: BrokerConfig) -> LeafLink | None:

@@ -60,6 +60,7 @@ from natslog.node.peers.messages import (
 from natslog.node.peers.questions import Questions, Reply
 from natslog.node.peers.reception import Reception
 from natslog.node.peers.secret_file import READ_EVERY_S, SecretFile
+from natslog.node.supervisor import OnBug, Supervisor
 from natslog.request_ids import current_request_id, handling
 from natslog.security.tls import BrokerTls
 
@@ -94,7 +95,7 @@ class ClusterNode(Admission):
         secrets: Sequence[bytes],
         tls: BrokerTls | None = None,
         on_applied: Callable[[], None],
-        on_bug: Callable[[str, BaseException], None],
+        on_bug: OnBug,
     ) -> None:
         group = MetadataGroup(
             data_dir.raft,
@@ -116,9 +117,8 @@ class ClusterNode(Admission):
         self.served: set[LinkSocket] = set()
         self.questions = Questions(read_index=self._answer_read_index, clock=self._answer_clock)
         self.has_joined = asyncio.Event()
-        self._on_bug = on_bug
         self._logged_ms = monotonic_ms() - LOG_EVERY_MS + _FIRST_LOG_MS
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Supervisor(on_bug)
 
     @property
     def state(self) -> Metadata:
@@ -150,9 +150,7 @@ class ClusterNode(Admission):
             (self._compare_clocks(), "clocks"),
             (self._refresh_secrets(), "secrets"),
         ):
-            task = asyncio.create_task(work, name=name)
-            task.add_done_callback(self._watch)
-            self._tasks.append(task)
+            self._tasks.start(work, name)
         await self.has_joined.wait()
         await self.registration.run()
         self.leading.lives[self.me] = self._data_dir.life.name
@@ -189,21 +187,14 @@ class ClusterNode(Admission):
                 f"several folders were mixed. {REMEDY}",
             )
 
-    def _watch(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_bug(task.get_name(), error)
-
     def _begin(self) -> None:
         if not self.has_joined.is_set():  # a link that was served before `start` may have received the `Welcome`
             self.group.start()
             self.has_joined.set()
 
     async def stop(self) -> None:
-        self.questions.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.questions.stop()
+        await self._tasks.stop()
         await self.links.close()
         for socket in list(self.served):
             socket.close()

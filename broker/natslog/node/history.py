@@ -122,21 +122,10 @@ class History:
         self._counted_s = 0.0
         self._gathered: asyncio.Future[dict[BrokerId, Series]] | None = None
         self._gathered_s = 0.0
-        self._task: asyncio.Task[None] | None = None
 
     # ---- life ----
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        self._task = asyncio.create_task(self._run(), name="history")
-        self._task.add_done_callback(
-            lambda task: None if task.cancelled() or (error := task.exception()) is None else on_bug("history", error)
-        )
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -61,20 +61,9 @@ class LagHistory:
         self._suspects = set[_Consumer]()
         self._moves: dict[_Consumer, tuple[int, int]] = {}  # when each last moved, and how long after the time before
         self._tick = 0
-        self._task: asyncio.Task[None] | None = None
         cluster.questions.answerers["lag_history"] = self.here
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        self._task = asyncio.create_task(self._run(), name="history of lags")
-        self._task.add_done_callback(
-            lambda task: None if task.cancelled() or (error := task.exception()) is None else on_bug("lags", error)
-        )
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await self.sample()
             await asyncio.sleep(LAG_EVERY_S)

@@ -185,7 +185,7 @@ def test_consumers_of_one_stream_may_change_while_others_have_the_event_loop(log
     stored = ConsumerRecord(created_us=NOW_US, config=config, start=2, resume=2).to_bytes()
 
     async def numbers() -> list[int | None]:
-        broker: Any = SimpleNamespace(hosting=SimpleNamespace(services=SimpleNamespace()), leaf=None)
+        broker: Any = SimpleNamespace(hosting=SimpleNamespace(services=SimpleNamespace()), leaf=None, halt=None)
         serving = ConsumerServing(broker)
         led, _ = served_of(log, object())
         stream: Any = led.stream

@@ -31,7 +31,7 @@ def served(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> B
         peer: Any = SimpleNamespace(broker=2)
         changed = ((StreamId("orders"), FetchPosition(Epoch(1), 0, Epoch(0))),)
         broker._serve_fetch(peer, FetchRequest(1, "folder.1.n", changed), lambda response, payload: None)
-        while broker._under_way:  # noqa: ASYNC110
+        while broker._requested:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await broker.stop()
         return broker

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from natslog.errors import NatslogError
 from natslog.jetstream import errors
@@ -18,6 +16,7 @@ from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.node.replicas.consumer_records import ConsumerPosition
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 
 logger = logging.getLogger("natslog.jetstream")
 
@@ -35,7 +34,7 @@ class ConsumerServing:
         self._broker = broker
         self._led: dict[HostedStream, LedConsumers] = {}
         self._pushing: set[ServedConsumer] = set()  # those that deliver to a subject
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor(broker.halt, on_failure=_log_failure)
         self._turn = asyncio.Lock()
         services = broker.hosting.services
         services.lead_consumers, services.end_consumers = self.lead, self.end
@@ -111,10 +110,10 @@ class ConsumerServing:
                 records_of=self._broker.removing.records_of,
                 is_led_here=self._broker.positions.is_led_here,
                 pushing=self._pushing,
-                spawn=self._spawn,
+                spawn=self._tasks.start,
             )
             self._led[stream] = led
-            self._spawn(self._begin(stream, led), f"the consumers of {stream.name}")
+            self._tasks.start(self._begin(stream, led), f"the consumers of {stream.name}")
 
     async def _begin(self, stream: HostedStream, led: LedConsumers) -> None:
         """As soon as this broker has all committed records of the companion log: the last ones state what was acked.
@@ -173,11 +172,7 @@ class ConsumerServing:
         self.api_prefix = None
         led, self._led = self._led, {}
         await asyncio.gather(*(one.end(line) for one in led.values()))
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.stop()
 
     def _interest_changed(self, subject: str) -> None:
         """Subscribers of this subject, which may have wildcards, have come or gone."""
@@ -188,21 +183,6 @@ class ConsumerServing:
         for led in self._led.values():
             (led.link_is_up if up else led.link_is_down)()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, NatslogError):
-                logger.warning(
-                    "%s ended: %s",
-                    task.get_name(),
-                    error.message,
-                    extra=event("consumer.task_ended", reason=error.code),
-                )
-            else:
-                self._broker.halt(task.get_name(), error)
+def _log_failure(task: str, error: NatslogError) -> None:
+    logger.warning("%s ended: %s", task, error.message, extra=event("consumer.task_ended", reason=error.code))

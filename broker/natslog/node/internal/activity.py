@@ -52,7 +52,7 @@ _PER_START = 1 << 32
 
 
 class ActivityStream:
-    """Of one broker; `start` and `stop` it in the event loop.
+    """Of one broker.
 
     Args:
         directory: of the data folder of this broker. `life`: which start of a process on it this is. Events are
@@ -72,7 +72,6 @@ class ActivityStream:
         self._stored: tuple[int, int] | None = None  # metadata term, and number of the last event that is stored
         self._stopped: dict[BrokerId, str] = {}  # incarnations that have no session
         self._has_room = True
-        self._task: asyncio.Task[None] | None = None
         self._changes.changed = self._wanted.set
         cluster.questions.answerers["activity"] = self.here
         hosting.services.report = self._report_replica
@@ -132,28 +131,14 @@ class ActivityStream:
 
     # ---- life ----
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("activity", error)
-
-        self._task = asyncio.create_task(self._run(), name="activity")
-        self._task.add_done_callback(ended)
-
-    async def stop(self) -> None:
-        """Sends the events that wait, if that takes no longer than a moment."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        await asyncio.wait([self._task])
+    async def deliver_last(self) -> None:
+        """Sends the events that wait, if that takes no longer than a moment: after `run` was cancelled."""
         if self._has_cluster:
             with suppress(TimeoutError, NatslogError):
                 async with asyncio.timeout(_LAST_WITHIN_S):
                     await self._deliver()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await wait_for_at_most(_EVERY_S, self._wanted.wait())
             await asyncio.sleep(_GATHER_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -40,11 +40,10 @@ _PASSING = (NoLeader, NotLeader, NotReady, BrokerUnavailable, ShuttingDown)
 
 
 class Cursors:
-    """Of one broker; `start` and `stop` it in the event loop."""
+    """Of one broker."""
 
     def __init__(self, cluster: ClusterNode, leader: CursorLeader, keeper: Keeper) -> None:
         self._cluster, self._leader, self._keeper = cluster, leader, keeper
-        self._task: asyncio.Task[None] | None = None
         cluster.questions.answerers |= {
             "cursors": self._answer_find,
             "change_cursors": self._answer_change,
@@ -159,22 +158,7 @@ class Cursors:
 
     # ---- life ----
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("cursors", error)
-
-        self._task = asyncio.create_task(self._run(), name="cursors")
-        self._task.add_done_callback(ended)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 from natslog.errors import NatslogError, Overloaded
 from natslog.log_events import event
 from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, Payload, decode_value
+from natslog.node.supervisor import Supervisor
 from natslog.request_ids import handling
 
 logger = logging.getLogger("natslog.cluster")
@@ -27,16 +27,14 @@ class Questions:
 
     def __init__(self, **answerers: Answerer) -> None:
         self.answerers = answerers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor(_log_bug)
 
     def received(self, ask: Ask, reply: Reply) -> None:
         """Answers on the link from which the request was received."""
         if len(self._tasks) >= _MOST_QUESTIONS:
             reply(_failure(ask, Overloaded("too many requests at once")), None)
             return
-        task = asyncio.create_task(self._answer(ask, reply), name=f"answering {ask.what}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._answer(ask, reply), f"answering {ask.what}")
 
     async def _answer(self, ask: Ask, reply: Reply) -> None:
         with handling(ask.request_id):
@@ -54,9 +52,13 @@ class Questions:
             return _failure(ask, NatslogError(f"{ask.what}: {error!r}"))
         return _answered(ask, msgspec.json.encode(result))
 
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+
+def _log_bug(task: str, error: BaseException) -> None:
+    """The other broker gets no answer; all else goes on."""
+    logger.error("%s failed: %r", task, error, exc_info=error, extra=event("peer.request_error"))
 
 
 def _answered(ask: Ask, result: bytes) -> Answered:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -34,8 +34,9 @@ from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.proposals import Proposals
-from natslog.node.replicas.services import OnBug, Services
+from natslog.node.replicas.services import Services
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import OnBug, Supervisor
 from natslog.node.threads import in_thread
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.wire.lanes import NatsLanes
@@ -75,7 +76,7 @@ class Hosting:
         self._by_id: dict[StreamId, HostedStream] = {}
         self._leaving: set[HostedStream] = set()
         self._deleting: set[StreamId] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Supervisor(on_bug)
         self._seen: Metadata | None = None
         self._due: set[str] = set()  # streams to be compared with the metadata, although it has not changed
         self._calm = Calm()
@@ -92,7 +93,7 @@ class Hosting:
             readers=readers,
             memory=memory,
             on_bug=on_bug,
-            spawn=self._spawn,
+            spawn=self._tasks.start,
             fetcher_of=self._fetcher,
             forget=self._forget,
             propose=proposals.propose,
@@ -116,19 +117,8 @@ class Hosting:
         return None if owner is None else owner.companion
 
     def start(self) -> None:
-        self._spawn(self._tick(), "replicas")
+        self._tasks.start(self._tick(), "replicas")
         self.reconcile()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_bug(task.get_name(), error)
 
     # ---- from metadata to replicas ----
 
@@ -163,7 +153,7 @@ class Hosting:
 
     def _leave(self, stream: HostedStream) -> None:
         del self._by_id[stream.id], self.streams[stream.name]
-        self._spawn(self._stop_hosting(stream), f"closing stream {stream.name}")
+        self._tasks.start(self._stop_hosting(stream), f"closing stream {stream.name}")
 
     def _is_leaving(self, stream_id: StreamId) -> bool:
         return any(stream.id == stream_id for stream in self._leaving)
@@ -271,7 +261,7 @@ class Hosting:
     def transfer_leadership(self, stream_id: StreamId, to: BrokerId) -> None:
         """As the metadata leader requested."""
         if (stream := self.find(stream_id)) is not None:
-            self._spawn(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
+            self._tasks.start(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
     async def transfer_all_leadership(self) -> None:
         """Before the broker stops: announces that, transfers the metadata leadership and those of streams to other
@@ -317,8 +307,7 @@ class Hosting:
         # No more records are copied from here on.
         stopping = [stream.stop() for stream in {*self._by_id.values(), *self._leaving}]
         outcomes = await asyncio.gather(*stopping, return_exceptions=True)
-        for task in list(self._tasks):
-            task.cancel()
+        await self._tasks.stop()
         return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
 
     def _expect_followers(self, record: StreamRecord) -> None:

@@ -60,19 +60,8 @@ class Scrubber:
         self.repairs = RangeRepairs(cluster, hosting, readers)
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._stored_s: dict[ReplicaLog, float] = {}
-        self._task: asyncio.Task[None] | None = None
 
     # ---- life ----
-
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("scrubbing", error)
-
-        self._task = asyncio.create_task(self._run(), name="scrubbing")
-        self._task.add_done_callback(ended)
 
     def wake(self) -> None:
         """There is something to be repaired."""
@@ -82,10 +71,6 @@ class Scrubber:
         """Work in progress ends after the present step."""
         self._stopping.set()
         self._wanted.set()
-
-    async def stopped(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
 
     # ---- on request ----
 
@@ -133,7 +118,8 @@ class Scrubber:
 
     # ---- in the background ----
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Returns after `stop_soon`, when work in progress has ended."""
         is_behind = False
         while not await self._is_stopping_within(0.0 if is_behind else self._next_look_s()):
             self._wanted.clear()

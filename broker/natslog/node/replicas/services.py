@@ -21,13 +21,12 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.log_folder import LogFolder
+from natslog.node.supervisor import OnBug
 from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.latency import LatencyHistogram
 from natslog.wire.frames import Frames
 from natslog.wire.lanes import NatsLanes
-
-OnBug = Callable[[str, BaseException], None]
 
 
 class Followed(Protocol):

@@ -30,6 +30,7 @@ from natslog.node.replicas import scrubbing
 from natslog.node.replicas.range_repair import _piece
 from natslog.node.replicas.scrubbing import Scrubber, pause_s
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 from tests.conftest import open_log, rows, stored_values
 from tests.unit.log.test_scrub import flip, segment_at
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, run
@@ -90,13 +91,14 @@ def scrubbing_of(tmp_path: Path, streams: dict[str, Any], story: Story, **settin
     async def run() -> None:
         with ThreadPoolExecutor(1) as executor:
             scrubber = scrubber_of(tmp_path, streams, executor, **settings)
-            scrubber.start(lambda what, error: pytest.fail(f"{what}: {error!r}"))
+            tasks = Supervisor(lambda what, error: pytest.fail(f"{what}: {error!r}"))
+            tasks.start(scrubber.run(), "scrubbing")
             try:
                 async with asyncio.timeout(20):
                     await story(scrubber)
             finally:
                 scrubber.stop_soon()
-                await scrubber.stopped()
+                await tasks.ended()
 
     asyncio.run(run())
     for stream in streams.values():

@@ -21,6 +21,7 @@ from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas import upkeep as upkeep_module
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain, rolled_and_due
+from natslog.node.supervisor import Supervisor
 from tests.conftest import open_log, rows
 from tests.harness import eventually
 from tests.unit.node.replicas.upkeep_stage import UpkeepStream, expire, hosted
@@ -163,12 +164,13 @@ def test_a_round_that_left_segments_is_followed_by_another_at_once(
         hosting: Any = SimpleNamespace(me=BrokerId(1), streams={}, services=SimpleNamespace(store=StoreLimit(None)))
         clock, staging = ClusterClock(BrokerId(1), tmp_path / "clock"), SimpleNamespace(drop_forgotten=nothing)
         upkeep = Upkeep(config, group, clock, hosting, staging, None)  # type: ignore[arg-type]
-        upkeep.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+        tasks = Supervisor(lambda what, error: pytest.fail(f"{what}: {error}"))
+        tasks.start(upkeep.run(), "upkeep")
         async with asyncio.timeout(20):
             while len(rounds) < 6:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         upkeep.stop_soon()
-        await upkeep.stopped()
+        await tasks.ended()
 
     asyncio.run(run())
     assert rounds[4] - rounds[0] < 0.9, "while it is behind, it does not wait"
