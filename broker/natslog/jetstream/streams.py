@@ -58,7 +58,6 @@ _ASK_WITHIN_S = 4.0
 _STATE_TRIES, _STATE_RETRY_S = 30, 0.1
 _READ_TRIES = 3
 _UNSUBSCRIBED_TRIES, _UNSUBSCRIBED_POLL_S = 400, 0.005
-_STATES = "jetstream_states"
 
 
 class StreamCalls:
@@ -66,9 +65,8 @@ class StreamCalls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._advisories = StreamAdvisories(broker)
+        self.advisories = StreamAdvisories(broker)
         self.consumers = ConsumerCalls(ConsumerServing(broker), DYNAMIC, self._cluster_of_several)
-        broker.cluster.questions.answerers[_STATES] = self._states_here
 
     # ---- what is where ----
 
@@ -97,17 +95,18 @@ class StreamCalls:
 
     async def _states_of(self, leader: BrokerId, names: list[str]) -> dict[str, StreamState]:
         if leader == self._broker.cluster.me:
-            return await self._states_here(names)
+            return await self.states_here(names)
         link = self._broker.cluster.link_to(leader)
         if link is None:
             return {}
         try:
-            answer = await link.ask(_STATES, _ASK_WITHIN_S, names=names)
+            answer = await link.ask("jetstream_states", _ASK_WITHIN_S, names=names)
         except NatslogError:
             return {}
         return msgspec.convert(answer, dict[str, StreamState])
 
-    async def _states_here(self, names: list[str]) -> dict[str, StreamState]:
+    async def states_here(self, names: list[str]) -> dict[str, StreamState]:
+        """Of those that are led here, for other brokers."""
         found: dict[str, StreamState] = {}
         for name in names:
             if (stream := self.led_here(name)) is not None:

@@ -25,6 +25,7 @@ from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
+from natslog.node.lag_history import LagHistory
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
@@ -101,18 +102,18 @@ class History:
         cluster: ClusterNode,
         hosting: Hosting,
         positions: Positions,
+        lag_history: LagHistory,
         *,
         folder: Path,
         problem: Callable[[], str | None],
         nats_connections: Callable[[], tuple[int, int]],
-        stopped_consumers: Callable[[], dict[str, list[str]]],
     ) -> None:
         """Args: `folder`: of the data. `problem`: why this broker is not ready. `nats_connections`: how many are up, of
         how many.
         """
         self._cluster, self._hosting, self._positions = cluster, hosting, positions
         self._folder, self._problem, self._nats_connections = folder, problem, nats_connections
-        self._stopped_consumers = stopped_consumers
+        self._lag_history = lag_history
         self._tick, self._free_bytes = 0, 0
         self._broker = np.zeros((len(OF_BROKER), SAMPLES))
         self._seen: dict[str, tuple[str, int, int]] = {}
@@ -248,13 +249,13 @@ class History:
             "broker": series,
             "problem": self._problem(),
             "disk_full_s": self._disk_full_s(),
-            "has_disk_room": self._hosting.services.has_disk_room,
+            "has_disk_room": self._hosting.around.has_disk_room,
             "kernels_problem": library.reason(),
             "nats_connections": self._nats_connections(),
             "streams": led,
             "behind": {str(broker): messages for broker, messages in behind.items()},
             "dedupe_short": self.dedupe_short,
-            "stopped_consumers": self._stopped_consumers(),
+            "stopped_consumers": self._lag_history.stopped,
         }
 
     @property

@@ -61,7 +61,6 @@ class LagHistory:
         self._suspects = set[_Consumer]()
         self._moves: dict[_Consumer, tuple[int, int]] = {}  # when each last moved, and how long after the time before
         self._tick = 0
-        cluster.questions.answerers["lag_history"] = self.here
 
     async def run(self) -> None:
         while True:

@@ -12,6 +12,7 @@ import pytest
 from natslog.cluster.roles import FetchPosition
 from natslog.config import BrokerConfig
 from natslog.errors import StorageFull
+from natslog.jetstream.api import JetStreamApi
 from natslog.model import Epoch, StreamId
 from natslog.node.broker import Broker
 from natslog.node.peers.messages import FetchRequest
@@ -27,10 +28,10 @@ def served(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> B
     monkeypatch.setattr(FetchSession, "_gathered", fail)
 
     async def story() -> Broker:
-        broker = Broker(BrokerConfig(data_dir=str(folder)))
+        broker = Broker(BrokerConfig(data_dir=str(folder)), JetStreamApi)
         peer: Any = SimpleNamespace(broker=2)
         changed = ((StreamId("orders"), FetchPosition(Epoch(1), 0, Epoch(0))),)
-        broker._serve_fetch(peer, FetchRequest(1, "folder.1.n", changed), lambda response, payload: None)
+        broker.hosting.serve_fetch(peer, FetchRequest(1, "folder.1.n", changed), lambda response, payload: None)
         while broker._requested:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await broker.stop()

@@ -68,13 +68,10 @@ class ActivityStream:
         self._life, self._reported = life, 0
         self._waiting: deque[Numbered] = deque()
         self._dropped = 0
-        self._wanted = asyncio.Event()
+        self._wanted = self._changes.news
         self._stored: tuple[int, int] | None = None  # metadata term, and number of the last event that is stored
         self._stopped: dict[BrokerId, str] = {}  # incarnations that have no session
         self._has_room = True
-        self._changes.changed = self._wanted.set
-        cluster.questions.answerers["activity"] = self.here
-        hosting.services.report = self._report_replica
 
     @property
     def dropped(self) -> int:
@@ -111,7 +108,8 @@ class ActivityStream:
             self._dropped += 1
         self._wanted.set()
 
-    def _report_replica(self, kind: Kind, stream: str, stream_id: str, message: str) -> None:
+    def report_replica(self, kind: Kind, stream: str, stream_id: str, message: str) -> None:
+        """Of a replica on this broker."""
         self.report(kind, stream=stream, stream_id=stream_id, broker=self._cluster.me, message=message)
 
     def report_request(self, facts: dict[str, Any]) -> None:
@@ -157,7 +155,7 @@ class ActivityStream:
     # ---- what is noticed here ----
 
     def _note_room(self) -> None:
-        has_room = self._hosting.services.has_room
+        has_room = self._hosting.around.has_room
         if has_room == self._has_room:
             return
         self._has_room = has_room

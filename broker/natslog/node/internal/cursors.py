@@ -27,6 +27,7 @@ from natslog.node.cluster_node import ClusterNode
 from natslog.node.internal.cursor_leader import CursorLeader
 from natslog.node.internal.keeper import Keeper
 from natslog.node.metadata.entries import Request
+from natslog.node.peers.questions import Answerer
 
 logger = logging.getLogger("natslog.node")
 
@@ -40,11 +41,11 @@ _PASSING = (NoLeader, NotLeader, NotReady, BrokerUnavailable, ShuttingDown)
 
 
 class Cursors:
-    """Of one broker."""
+    """Of one broker. Attributes: `answerers`: of requests of other brokers."""
 
     def __init__(self, cluster: ClusterNode, leader: CursorLeader, keeper: Keeper) -> None:
         self._cluster, self._leader, self._keeper = cluster, leader, keeper
-        cluster.questions.answerers |= {
+        self.answerers: dict[str, Answerer] = {
             "cursors": self._answer_find,
             "change_cursors": self._answer_change,
             "create_cursors": self._answer_create,
@@ -123,7 +124,7 @@ class Cursors:
         leader = None if record is None else record.leader
         arguments = arguments | {"as_of": self._cluster.group.raft.applied}
         if leader == self._cluster.me:
-            return await self._cluster.questions.answerers[what](**arguments)
+            return await self.answerers[what](**arguments)
         return await self._ask(leader, what, **arguments)
 
     async def _ask(self, broker: BrokerId | None, what: str, **arguments: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,11 +22,17 @@ Reply = Callable[[Frame, Payload | None], None]
 Answerer = Callable[..., Awaitable[Any]]
 
 
-class Questions:
-    """Attributes: `answerers`: the function that answers each kind of request, called with its arguments by name."""
+class Answering(Protocol):
+    @property
+    def answerers(self) -> Mapping[str, Answerer]:
+        """The function that answers each kind of request, called with its arguments by name."""
 
-    def __init__(self, **answerers: Answerer) -> None:
-        self.answerers = answerers
+
+class Questions:
+    """Args: `broker`: what answers."""
+
+    def __init__(self, broker: Answering) -> None:
+        self._broker = broker
         self._tasks = Supervisor(_log_bug)
 
     def received(self, ask: Ask, reply: Reply) -> None:
@@ -42,7 +48,7 @@ class Questions:
 
     async def _answer_to(self, ask: Ask) -> Answered:
         try:
-            result = await self.answerers[ask.what](**decode_value(ask.arguments))
+            result = await self._broker.answerers[ask.what](**decode_value(ask.arguments))
         except NatslogError as error:
             return _failure(ask, error)
         except (KeyError, TypeError, ValueError) as error:

@@ -187,7 +187,7 @@ class Companion:
 
     def deliver_soon(self) -> None:
         if self._delivery is None and not self._is_closed and self.delivered < self.log.high_watermark:
-            self._delivery = self._services.spawn(self._deliver_all(), f"records of {self.name}")
+            self._delivery = self._services.tasks.start(self._deliver_all(), f"records of {self.name}")
 
     async def _deliver_all(self) -> None:
         try:
@@ -270,7 +270,7 @@ class Companion:
         request = _Request(records, asyncio.get_running_loop().create_future(), covers)
         self._queue.append(request)
         if self._writer is None:
-            self._writer = self._services.spawn(self._write(), f"appending to {self.name}")
+            self._writer = self._services.tasks.start(self._write(), f"appending to {self.name}")
         return request
 
     async def _committed(self, request: _Request) -> int:

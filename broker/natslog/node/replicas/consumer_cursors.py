@@ -3,7 +3,7 @@
 The name of such a cursor is `jetstream:` and the name of the consumer. No other cursor can have this name, because
 names of cursors have no colon. It cannot be set or deleted, and nothing is stored for it: its position is that of the
 consumer. How far that is, and what its numbers are, is decided where consumers are served
-(`natslog.jetstream.consumers`), which sets `Services.consumer_positions` and `consumer_numbers`.
+(`natslog.jetstream.consumers`); see `node.replicas.jetstream.Consumers`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ConsumerCursors:
                 await asyncio.sleep(0)
             looked_at += 1
             if (stream := self._led(name)) is not None:
-                positions = await self._hosting.services.consumer_numbers(stream, consumer, deadline_s)
+                positions = await self._hosting.services.jetstream.consumers.numbers(stream, consumer, deadline_s)
                 looked_at += len(positions)
                 if self._led(name) is stream:
                     found[name] = positions
@@ -73,7 +73,8 @@ class ConsumerCursors:
         """Of all streams that are led here and have consumers."""
         names = [name for name, stream in self._hosting.streams.items() if len(stream.consumers)]
         led = ((name, stream) for name in names if (stream := self._led(name)) is not None)
-        return {name: found for name, stream in led if (found := self._hosting.services.consumer_positions(stream))}
+        consumers = self._hosting.services.jetstream.consumers
+        return {name: found for name, stream in led if (found := consumers.positions(stream))}
 
     def _led(self, name: str) -> HostedStream | None:
         stream = self._hosting.streams.get(name)

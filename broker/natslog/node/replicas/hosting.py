@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from natslog.cluster.calm import Calm
-from natslog.cluster.commands import LeaveReplicas, StopBroker
+from natslog.cluster.commands import BackgroundCommand, IsrChange, LeaveReplicas, StopBroker
 from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
@@ -27,16 +27,20 @@ from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import OF_FILE_SYSTEM, DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
+from natslog.node.peers.handshake import Hello
 from natslog.node.peers.links import DialledLink
+from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.pieces import piece
+from natslog.node.peers.questions import Reply
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.proposals import Proposals
-from natslog.node.replicas.services import Services
+from natslog.node.replicas.services import ReplicaOwner, Services
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.supervisor import OnBug, Supervisor
+from natslog.node.replicas.surroundings import BrokerSurroundings
+from natslog.node.supervisor import Supervisor
 from natslog.node.threads import in_thread
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.wire.lanes import NatsLanes
@@ -50,7 +54,7 @@ _PREPARED_AT_ONCE = 16
 
 
 class Hosting:
-    """Args: the services that a replica needs; `on_bug` is called with an error that must stop the broker."""
+    """Args: `requests`: tasks on behalf of other brokers. `broker`: what the replicas call from `start` on."""
 
     def __init__(
         self,
@@ -64,25 +68,29 @@ class Hosting:
         readers: Executor,
         memory: IngestMemory,
         link_to: Callable[[BrokerId], DialledLink | None],
-        on_bug: OnBug,
+        requests: Supervisor,
+        broker: ReplicaOwner,
     ) -> None:
         self.me = BrokerId(config.broker_id)
         self.streams: dict[str, HostedStream] = {}
         self.sessions: dict[BrokerId, FetchSession] = {}
         self.fetchers: dict[BrokerId, Fetcher] = {}
-        self._data_dir, self._group = data_dir, group
+        self._data_dir, self._group, self._nats = data_dir, group, nats
         self._writers, self._readers = writers, readers
-        self._link_to, self._on_bug = link_to, on_bug
+        self._link_to, self._requests, self._broker = link_to, requests, broker
         self._by_id: dict[StreamId, HostedStream] = {}
         self._leaving: set[HostedStream] = set()
         self._deleting: set[StreamId] = set()
-        self._tasks = Supervisor(on_bug)
+        self._tasks = Supervisor(broker.halt)
         self._seen: Metadata | None = None
         self._due: set[str] = set()  # streams to be compared with the metadata, although it has not changed
         self._calm = Calm()
         self._is_closing = False
         self._preparing = asyncio.Semaphore(_PREPARED_AT_ONCE)
-        proposals = Proposals(self.me, group.submit)
+        self._proposals = Proposals(self.me, group.submit)
+        self.leaders_appointed = 0
+        store = StoreLimit(config.max_store_bytes)
+        self.around = BrokerSurroundings(config, data_dir, group, clock, store)
         self.services = Services(
             config=config,
             data_dir=data_dir,
@@ -92,15 +100,11 @@ class Hosting:
             writers=writers,
             readers=readers,
             memory=memory,
-            on_bug=on_bug,
-            spawn=self._tasks.start,
-            fetcher_of=self._fetcher,
-            forget=self._forget,
-            propose=proposals.propose,
-            propose_isr=proposals.propose_isr,
-            store=StoreLimit(config.max_store_bytes),
-            expect_followers=self._expect_followers,
-            prepare_successor=self._prepare_successor,
+            store=store,
+            around=self.around,
+            tasks=self._tasks,
+            host=self,
+            broker=broker,
         )
 
     # ---- queries ----
@@ -125,7 +129,7 @@ class Hosting:
     def reconcile(self) -> None:
         """Passes what has changed in the metadata to the local replicas. Costs nothing while nothing has."""
         state = self._group.state
-        if self._is_closing or not self.services.is_registered:
+        if self._is_closing or not self.around.is_registered:
             return
         names = state.index.take_changed() | self._due
         if state is not self._seen:
@@ -173,7 +177,7 @@ class Hosting:
             self.reconcile()
             now_ms = monotonic_ms()
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
-            is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
+            is_calm = self._calm.goes_on(self.around, now_ms, contact_ms)
             for stream in list(self.streams.values()):
                 if not (is_calm and stream.pass_time_if_quiet(now_ms, self._calm.away)):
                     stream.tick(contact_ms)
@@ -183,7 +187,9 @@ class Hosting:
         while not stream.is_reconciled:
             await stream.reconciled.wait()
 
-    def _fetcher(self, leader: BrokerId) -> Fetcher:
+    # ---- for the replicas: `services.ReplicaHost` ----
+
+    def follow(self, leader: BrokerId, log: HostedStream | Companion) -> None:
         if leader not in self.fetchers:
             self.fetchers[leader] = Fetcher(
                 leader,
@@ -191,15 +197,40 @@ class Hosting:
                 incarnation=self._data_dir.incarnation,
                 executor=self._writers,
                 pace=self.services.pace,
-                on_bug=self._on_bug,
+                on_bug=self._broker.halt,
             )
-        return self.fetchers[leader]
+        self.fetchers[leader].follow(log)
 
-    def _forget(self, stream: HostedStream | Companion) -> None:
+    def forget(self, log: HostedStream | Companion) -> None:
         for fetcher in self.fetchers.values():
-            fetcher.forget(stream)
+            fetcher.forget(log)
+
+    def propose(self, command: BackgroundCommand) -> None:
+        self._proposals.propose(command)
+
+    def propose_isr(self, change: IsrChange) -> None:
+        self._proposals.propose_isr(change)
+
+    def appointed(self, record: StreamRecord) -> None:
+        self.leaders_appointed += 1
+        for broker in record.replicas:
+            if (session := self.sessions.get(broker)) is not None:
+                session.expect(record.id)
+
+    async def prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
+        """Best effort: without it, publishers wait until the next leader has read the message ids."""
+        try:
+            async with self._preparing:
+                if (link := self._link_to(to)) is not None:
+                    await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
+        except NatslogError as error:
+            logger.debug("broker %d did not prepare to lead the stream %s: %s", to, stream_id, error)
 
     # ---- reports to the metadata leader ----
+
+    def reaches_nats(self) -> bool:
+        """Whether streams that are led here can take messages."""
+        return self._nats.is_reachable and self.around.has_room
 
     def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
         """Streams whose leader has not responded for too long."""
@@ -216,6 +247,17 @@ class Hosting:
         return [where for stream in unproven for where in stream.unproven_positions()]
 
     # ---- for other brokers ----
+
+    def serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
+        """A request of a follower; with a new session if it begins one, or has restarted."""
+        session = self.sessions.get(peer.broker)
+        if session is None or request.begins or session.incarnation != request.incarnation:
+            if session is not None:
+                session.close()
+            session = self.sessions[peer.broker] = FetchSession(
+                peer.broker, self.find_log, self._readers, self._requests.start
+            )
+        session.serve(request, reply)
 
     async def kept_ids(self, stream_id: str, at: int) -> dict[str, Any]:
         """Message ids that the log here keeps of removed rows (`StoredIds`), from byte `at` on. None if they are
@@ -247,21 +289,13 @@ class Hosting:
         await stream.prepare_to_lead()
         return True
 
-    async def _prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
-        """Best effort: without it, publishers wait until the next leader has read the message ids."""
-        try:
-            async with self._preparing:
-                if (link := self._link_to(to)) is not None:
-                    await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
-        except NatslogError as error:
-            logger.debug("broker %d did not prepare to lead the stream %s: %s", to, stream_id, error)
-
     # ---- the end ----
 
-    def transfer_leadership(self, stream_id: StreamId, to: BrokerId) -> None:
+    def transfer_leaderships(self, frame: TransferLeadership) -> None:
         """As the metadata leader requested."""
-        if (stream := self.find(stream_id)) is not None:
-            self._tasks.start(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
+        for stream_id, to in frame.streams:
+            if (stream := self.find(stream_id)) is not None:
+                self._tasks.start(stream.transfer_leadership(to), f"transferring the leadership of {stream.name}")
 
     async def transfer_all_leadership(self) -> None:
         """Before the broker stops: announces that, transfers the metadata leadership and those of streams to other
@@ -309,11 +343,6 @@ class Hosting:
         outcomes = await asyncio.gather(*stopping, return_exceptions=True)
         await self._tasks.stop()
         return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-
-    def _expect_followers(self, record: StreamRecord) -> None:
-        for broker in record.replicas:
-            if (session := self.sessions.get(broker)) is not None:
-                session.expect(record.id)
 
     async def delete_files(self, stream_id: StreamId) -> None:
         """Removes the files of a stream that is not hosted. Raises OSError."""

@@ -13,7 +13,6 @@ damage at the same place, nothing is changed, and the exact offsets are reported
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -32,6 +31,7 @@ from natslog.log_events import event
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.peers.pieces import ask_for_pieces, piece
+from natslog.node.removing import Removing
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.stream import HostedStream
@@ -46,21 +46,12 @@ ReplicaLoss: TypeAlias = dict[str, Any]
 """`broker`, `lost` (ranges of offsets); or `problem`."""
 
 
-async def _record_nothing(stream: HostedStream) -> None:
-    """There is nothing that records removed offsets."""
-
-
 class RangeRepairs:
-    """Of one broker. Also answers the request `stored_batches` of other brokers.
+    """Of one broker. Also answers the request `stored_batches` of other brokers."""
 
-    Attributes:
-        record_gaps: records the offsets without a row of a stream that is led here as removed.
-    """
-
-    def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
-        self._cluster, self._hosting, self._readers = cluster, hosting, readers
+    def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor, removing: Removing) -> None:
+        self._cluster, self._hosting, self._readers, self._removing = cluster, hosting, readers, removing
         self._reported: set[tuple[StreamId, OffsetRange]] = set()
-        self.record_gaps: Callable[[HostedStream], Awaitable[None]] = _record_nothing
 
     # ---- for other brokers ----
 
@@ -106,7 +97,7 @@ class RangeRepairs:
         except OSError as error:
             raise storage_error(error, f"stream {name!r}: a damaged segment could not be repaired") from error
         if stream.is_leading:  # also of an earlier request, which did not record all of it
-            await self.record_gaps(stream)
+            await self._removing.record_gaps(stream)
         return {"broker": stream.me, "lost": lost}
 
     async def accept_loss_everywhere(self, record: StreamRecord) -> list[ReplicaLoss]:

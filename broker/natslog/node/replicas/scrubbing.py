@@ -29,6 +29,7 @@ from natslog.log_events import event
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
+from natslog.node.removing import Removing
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.range_repair import RangeRepairs
 from natslog.node.replicas.stream import HostedStream
@@ -55,9 +56,11 @@ def pause_s(read_bytes: int, took_s: float, max_bytes_per_s: int) -> float:
 class Scrubber:
     """Of one broker. Also answers the request `scrub` of other brokers."""
 
-    def __init__(self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
+    def __init__(
+        self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, readers: Executor, removing: Removing
+    ) -> None:
         self._config, self._cluster, self._hosting, self._readers = config, cluster, hosting, readers
-        self.repairs = RangeRepairs(cluster, hosting, readers)
+        self.repairs = RangeRepairs(cluster, hosting, readers, removing)
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._stored_s: dict[ReplicaLog, float] = {}
 

@@ -141,7 +141,7 @@ class HostedStream:
         self.consumers = ConsumerRecords()
         self._services = services
         self._nats = services.nats.lane(record.id)
-        self._replica = Replica(me, record, services, monotonic_ms())
+        self._replica = Replica(me, record, services.around, monotonic_ms())
         self._folder = services.log_folder(record)
         self._log: ReplicaLog | None = None
         self._companion: Companion | None = None
@@ -392,7 +392,7 @@ class HostedStream:
 
     def report(self, kind: Kind, message: str) -> None:
         """An event of this replica, for `__activity`."""
-        self._services.report(kind, self.name, self.id, message)
+        self._services.broker.report_replica(kind, self.name, self.id, message)
 
     def note_damage(self, error: NatslogError, *, is_companion: bool = False) -> None:
         """Data on disk is damaged. From any thread. A sealed segment is repaired in place (`range_repair`)."""
@@ -402,7 +402,7 @@ class HostedStream:
             if log is not None and self.has_others_in_sync and isinstance(error, CorruptLog) and _is_sealed(log, error):
                 if log.scrub.note(error):
                     self.report("activity.replica.damaged", error.message)
-                    self._services.wake_scrubber()
+                    self._services.broker.damage_found()
             else:
                 self.repair_all(error)
 
@@ -424,7 +424,7 @@ class HostedStream:
         """Returns when it was transferred, or could not be in time: then this replica remains leader."""
         has_ids = self.record.settings.dedupe_window_s > 0 and self._services.group.state.feature_level >= STOP_LEVEL
         if has_ids and self.is_leading and to != self._replica.me and to in self.record.isr:
-            await self._services.prepare_successor(to, self.id)
+            await self._services.host.prepare_successor(to, self.id)
         if not self._replica.transfer(to, monotonic_ms()):
             return
         self._is_transferring = True
@@ -685,7 +685,7 @@ class HostedStream:
         """Of a follower: with the next answer of its leader, which is requested now."""
         following = self._replica.following
         if following is not None and (leader := following.record.leader) is not None:
-            self._services.fetcher_of(leader).follow(self)
+            self._services.host.follow(leader, self)
 
     def leader_starts_at(self, epoch: Epoch, log_start_offset: int) -> None:
         """The leader of this epoch has removed messages below this offset: its retention decides, and maintenance
@@ -740,7 +740,7 @@ class HostedStream:
         step = self._replica.next_step() if self._task is None else None
         self._dispatch_notices()
         if step is not None:
-            self._task = self._services.spawn(self._carry_out(step), f"stream {self.name}")
+            self._task = self._services.tasks.start(self._carry_out(step), f"stream {self.name}")
         if self._is_transferring and not self._replica.is_transferring:
             self._is_transferring = False
             self._note_reconciled()
@@ -809,14 +809,14 @@ class HostedStream:
         match notice:
             case Follow(leader=leader):
                 for one in self._followed:
-                    services.fetcher_of(leader).follow(one)
+                    services.host.follow(leader, one)
             case Unfollow():
                 for one in self._followed:
-                    services.forget(one)
+                    services.host.forget(one)
             case Propose(command=command):
-                services.propose(command)
+                services.host.propose(command)
             case ProposeIsr(change=change):
-                services.propose_isr(change)
+                services.host.propose_isr(change)
             case Halted(why=why):
                 logger.critical("%s", why, extra=event("replica.halted", stream=self.name))
             case Damaged(error=error):
@@ -877,8 +877,7 @@ class HostedStream:
             return
         self._has_led = leading is not None
         if leading is not None:
-            self._services.leaders_appointed += 1
-            self._services.expect_followers(self.record)
+            self._services.host.appointed(self.record)
             epoch, start = leading.epoch, leading.epoch_start
             what = ("stream %s: this broker leads epoch %d from offset %d", self.name, epoch, start)
             if epoch > 1:
@@ -922,10 +921,10 @@ class HostedStream:
             case Subscribe(subjects=subjects, group=group):
                 await self._subscribe(subjects, group)
                 await self.serve_direct_requests()
-                await self._services.lead_consumers(self)
-                self._services.began_to_lead(self)
+                await self._services.jetstream.consumers.lead(self)
+                self._services.jetstream.advisories.began_to_lead(self)
             case Unsubscribe():
-                await self._services.end_consumers(self)
+                await self._services.jetstream.consumers.end(self)
                 await self._direct.serve((), _not_received)
                 if self._subscription is not None:
                     handle, self._subscription = self._subscription, None
@@ -1003,7 +1002,7 @@ class HostedStream:
             appended=self.appended,
             written=self.send_written,
             refusal=self.refusal,
-            domain=lambda: services.domain(),
+            domain=services.jetstream.domain,
         )
         async with self._preparing:  # what was begun is completed sooner than begun again
             prepared, self._prepared = self._prepared, None
@@ -1019,7 +1018,7 @@ class HostedStream:
                 raise damage
         self._ingest = ingest
         self._adopted = record
-        ingest.start(services.on_bug)
+        ingest.start(services.broker.halt)
         if self._companion is not None:
             self._companion.begin_writing()
 
@@ -1047,8 +1046,8 @@ class HostedStream:
         leader.
         """
         services = self._services
-        subjects = services.direct_subjects(self.record) if self._subscription is not None else ()
-        await self._direct.serve(subjects, partial(services.receive_direct, self))
+        subjects = services.jetstream.direct_subjects(self.record) if self._subscription is not None else ()
+        await self._direct.serve(subjects, partial(services.jetstream.receive_direct, self))
 
     async def _stop_writing(self, *, abandon: bool) -> None:
         if self._companion is not None:
@@ -1088,7 +1087,7 @@ class HostedStream:
                 erased = ErasedOffsets.from_bytes(data, source)
                 log.visibility.removed.record(erased.bitmap(source))  # first: views that begin now do not have them
                 log.erasures.add(erased, source)
-                self._services.wake_upkeep()
+                self._services.broker.upkeep_due()
             elif kind == RULES:
                 log.visibility.count_anew(int(data), log.log_start_offset)
                 self._adopt_rules(log, self.record)

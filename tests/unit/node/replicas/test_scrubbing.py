@@ -79,7 +79,12 @@ def scrubber_of(tmp_path: Path, streams: dict[str, Any], executor: ThreadPoolExe
     clock.refresh([ME])
     cluster: Any = SimpleNamespace(me=ME, clock=clock, link_to=lambda broker: None)
     hosting: Any = SimpleNamespace(streams=streams)
-    return Scrubber(BrokerConfig(data_dir="unused", **settings), cluster, hosting, executor)
+
+    async def record_gaps(stream: Any) -> None:
+        """There are none."""
+
+    removing: Any = SimpleNamespace(record_gaps=record_gaps)
+    return Scrubber(BrokerConfig(data_dir="unused", **settings), cluster, hosting, executor, removing)
 
 
 Story = Callable[[Scrubber], Awaitable[None]]
@@ -329,7 +334,7 @@ def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path) -> None
     async def story(stage: ReplicaStage) -> None:
         stream, peer, values = await damaged_stream(stage)
         log, woken = stream.usable_log(), list[bool]()
-        stage.services.wake_scrubber = lambda: woken.append(True)
+        stage.damage_found = lambda: woken.append(True)  # type: ignore[method-assign]
         log.reader.forget_proofs(segment_at(log, 1).path)
         with pytest.raises(CorruptLog) as found:
             log.reader.plan_read(1, max_bytes=1)

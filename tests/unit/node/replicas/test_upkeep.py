@@ -14,6 +14,7 @@ import pytest
 
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
+from natslog.jetstream.api import JetStreamApi
 from natslog.log import StoreLimit
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.broker import Broker
@@ -187,7 +188,7 @@ def test_the_share_grows_with_the_backlog_and_shrinks_with_it() -> None:
 
 def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        broker = Broker(BrokerConfig(data_dir=str(tmp_path / "data"), broker_id=1))
+        broker = Broker(BrokerConfig(data_dir=str(tmp_path / "data"), broker_id=1), JetStreamApi)
         stream = hosted(tmp_path / "orders", 0)
         stream.usable_log().close()
         stream.log, stream.is_ready, stream.reconciled = None, False, asyncio.Event()
