@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
-from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, OffsetOutOfRange, RemovalDenied, StreamSealed
+from natslog.errors import InvalidRequest, MessageNotFound, OffsetOutOfRange, RemovalDenied, StreamSealed
 from natslog.jetstream import direct, errors, stored_messages
 from natslog.jetstream.advisories import StreamAdvisories
 from natslog.jetstream.consumers.calls import ConsumerCalls
@@ -96,14 +96,9 @@ class StreamCalls:
     async def _states_of(self, leader: BrokerId, names: list[str]) -> dict[str, StreamState]:
         if leader == self._broker.cluster.me:
             return await self.states_here(names)
-        link = self._broker.cluster.link_to(leader)
-        if link is None:
-            return {}
-        try:
-            answer = await link.ask("jetstream_states", _ASK_WITHIN_S, names=names)
-        except NatslogError:
-            return {}
-        return msgspec.convert(answer, dict[str, StreamState])
+        requests = self._broker.cluster.requests
+        answer = await requests.ask_if_up(leader, "jetstream_states", _ASK_WITHIN_S, names=names)
+        return msgspec.convert(answer or {}, dict[str, StreamState])
 
     async def states_here(self, names: list[str]) -> dict[str, StreamState]:
         """Of those that are led here, for other brokers."""
@@ -207,13 +202,13 @@ class StreamCalls:
         raise errors.unavailable()
 
     def _require_brokers(self, replicas: int) -> None:
-        if replicas > len(self._broker.stream_operations.usable()):
+        if replicas > len(self._broker.cluster.usable()):
             raise errors.too_many_replicas()
 
     def _require_tags(self, config: StreamConfig) -> None:
         tags = config.placement.tags if config.placement is not None else ()
         brokers = self._broker.state.brokers
-        having = [one for one in self._broker.stream_operations.usable() if set(brokers[one].tags) >= set(tags)]
+        having = [one for one in self._broker.cluster.usable() if set(brokers[one].tags) >= set(tags)]
         if tags and len(having) < config.num_replicas:
             raise errors.no_suitable_brokers(tags)
 

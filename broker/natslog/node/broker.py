@@ -156,10 +156,10 @@ class Broker:
         self.log_levels = LogLevels(self.config.log_level, cluster, self.operations)
         self.publishing = Publishing(self.link)
         self.positions = Positions(cluster, hosting)
-        self.lags = Lags(cluster, hosting, self.positions, self.readers)
-        self.read_plans = ReadPlans(cluster, hosting, self.positions, self.readers)
+        self.lags = Lags(cluster, self.positions, self.readers)
+        self.read_plans = ReadPlans(cluster, self.positions, self.readers)
         self.consumer_cursors = ConsumerCursors(cluster, hosting, self.positions)
-        self.watching = Watching(cluster, hosting, self.positions)
+        self.watching = Watching(cluster, self.positions)
         self.receipts = Receipts(cluster, hosting)
         self.staged_copies = StagedCopies(cluster, self.staging)
 

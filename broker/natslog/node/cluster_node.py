@@ -59,6 +59,7 @@ from natslog.node.peers.messages import (
 )
 from natslog.node.peers.questions import Answering, Questions, Reply
 from natslog.node.peers.reception import Reception
+from natslog.node.peers.requests import Requests
 from natslog.node.peers.secret_file import READ_EVERY_S, SecretFile
 from natslog.node.supervisor import Supervisor
 from natslog.request_ids import current_request_id, handling
@@ -137,6 +138,7 @@ class ClusterNode(Admission):
         self.upgrade = Upgrade(group, self.link_to)
         self.served: set[LinkSocket] = set()
         self._questions = Questions(broker)
+        self.requests = Requests(self.me, self.link_to, broker)
         self.has_joined = asyncio.Event()
         self._logged_ms = monotonic_ms() - LOG_EVERY_MS + _FIRST_LOG_MS
         self._tasks = Supervisor(broker.halt)
@@ -378,6 +380,14 @@ class ClusterNode(Admission):
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
+
+    def is_connected(self, broker: BrokerId) -> bool:
+        """Whether there is a link to it; this broker is connected with itself."""
+        return broker == self.me or self.links.of(broker) is not None
+
+    def usable(self) -> list[BrokerId]:
+        """Brokers that are connected and not being drained: new replicas go there."""
+        return [one.id for one in self.state.brokers.values() if not one.is_draining and self.is_connected(one.id)]
 
     def _send_raft(self, messages: list[Message]) -> None:
         by_broker: dict[BrokerId, list[Message]] = {}

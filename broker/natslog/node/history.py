@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from natslog.errors import NatslogError
 from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
 from natslog.node.clock import now_us
@@ -297,24 +296,14 @@ class History:
     async def at_leader(self, name: str) -> Series:
         """The history of a stream, at its leader; empty where it does not answer."""
         leader = self._cluster.state.stream(name).leader
-        if leader is None or leader == self._cluster.me:
+        if leader is None:
             return self.of_stream(name)
-        link = self._cluster.link_to(leader)
-        if link is None:
-            return {}
-        try:
-            found: Series = await link.ask("history", _ASK_WITHIN_S, stream=name)
-        except NatslogError as error:  # a broker of a version before has none
-            logger.debug("the history of stream %s is unknown: %s", name, error)
-            return {}
-        return found
+        return await self._cluster.requests.ask_if_up(leader, "history", _ASK_WITHIN_S, stream=name) or {}
 
     async def _of_each(self, what: str, own: Any) -> dict[BrokerId, Any]:
-        others = [one for one in self._cluster.state.brokers if one != self._cluster.me]
-        links = {one: link for one in others if (link := self._cluster.link_to(one)) is not None}
-        asks = [link.ask(what, _ASK_WITHIN_S) for link in links.values()]
-        answers = zip(links, await asyncio.gather(*asks, return_exceptions=True), strict=True)
-        return {self._cluster.me: own} | {number: answer for number, answer in answers if isinstance(answer, dict)}
+        others: dict[BrokerId, dict[str, Any]] = {one: {} for one in self._cluster.state.brokers}
+        others.pop(self._cluster.me, None)
+        return {self._cluster.me: own} | await self._cluster.requests.ask_others(what, _ASK_WITHIN_S, others)
 
 
 def _behind(stream: HostedStream) -> dict[BrokerId, int]:

@@ -170,16 +170,9 @@ class LagHistory:
     async def at_leader(self, name: str) -> LagSeries:
         """Of a stream, at its leader; empty where it does not answer."""
         leader = self._cluster.state.stream(name).leader
-        if leader is None or leader == self._cluster.me:
+        if leader is None:
             return await self.here(name)
-        if (link := self._cluster.link_to(leader)) is None:
-            return {}
-        try:
-            found: LagSeries = await link.ask("lag_history", _ASK_WITHIN_S, stream=name)
-        except NatslogError as error:  # a broker of a version before has none
-            logger.debug("the lags of the consumers of stream %s are unknown: %s", name, error)
-            return {}
-        return found
+        return await self._cluster.requests.ask_if_up(leader, "lag_history", _ASK_WITHIN_S, stream=name) or {}
 
 
 def _shown(values: Iterable[int]) -> list[int | None]:

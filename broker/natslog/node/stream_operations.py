@@ -143,7 +143,7 @@ class StreamOperations:
         )
 
     def _placed(self, settings: StreamSettings) -> tuple[BrokerId, ...]:
-        return Loads(self._state).place(settings.replicas, self.usable(), settings.placement_tags)
+        return Loads(self._state).place(settings.replicas, self._cluster.usable(), settings.placement_tags)
 
     # ---- importing ----
 
@@ -208,12 +208,6 @@ class StreamOperations:
             CorruptLog; as `HostedStream.append_companion`.
         """
         await self._removing.record_gaps(stream)
-
-    def usable(self) -> list[BrokerId]:
-        """Brokers that are connected and not being drained: new replicas go there."""
-        brokers, me = self._state.brokers, self._cluster.me
-        connected = [one for one in brokers if one == me or self._cluster.link_to(one) is not None]
-        return [one for one in connected if not brokers[one].is_draining]
 
     def _check(self, settings: StreamSettings) -> None:
         """Raises InvalidRequest: what depends on this broker's settings."""
@@ -324,7 +318,9 @@ class StreamOperations:
         """These fields, and the number of replicas. Replicas leave brokers without the tags of the stream."""
         target: tuple[BrokerId, ...] = ()
         if is_resized or "placement_tags" in fields:
-            target = Loads(self._state).resize(record, settings.replicas, self.usable(), settings.placement_tags)
+            target = Loads(self._state).resize(
+                record, settings.replicas, self._cluster.usable(), settings.placement_tags
+            )
         if is_resized:
             command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr, **condition)
             await self._propose(command, request if not fields - {"min_isr"} else None)

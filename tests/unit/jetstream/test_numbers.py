@@ -144,7 +144,7 @@ def test_all_streams_of_a_request_have_one_deadline() -> None:
 
     streams = {name: SimpleNamespace(log=object(), has_companion_records=True) for name in ("a", "b")}
     hosting: Any = SimpleNamespace(streams=streams, services=services_of(numbers))
-    positions: Any = SimpleNamespace(may_be_stated_by=lambda stream: True)
+    positions: Any = SimpleNamespace(led=streams.get)
     cluster: Any = SimpleNamespace()
     begun_s = time.monotonic()
     found = asyncio.run(ConsumerCursors(cluster, hosting, positions).here(["a", "b", "c"], None, COUNT_WITHIN_S))
@@ -173,7 +173,7 @@ def test_others_get_the_event_loop_between_streams_with_few_consumers(consumers:
         names = [str(at) for at in range(500)]
         streams = {name: SimpleNamespace(log=object(), has_companion_records=True) for name in names}
         hosting: Any = SimpleNamespace(streams=streams, services=services_of(numbers))
-        positions: Any = SimpleNamespace(may_be_stated_by=lambda stream: True)
+        positions: Any = SimpleNamespace(led=streams.get)
         cluster: Any = SimpleNamespace()
         assert list(await ConsumerCursors(cluster, hosting, positions).here(names, None, COUNT_WITHIN_S)) == names
         counting.cancel()

@@ -218,12 +218,10 @@ class ActivityStream:
         """
         rows = _rows_of(events)
         leader = self._cluster.state.stream(STREAM).leader
-        if leader == self._cluster.me:
-            return await self.here(producer, rows)
-        link = None if leader is None else self._cluster.link_to(leader)
-        if link is None:
+        if leader is None:
             raise NatslogError(f"the leader of stream {STREAM} is unavailable")
-        return int(await link.ask("activity", _ASK_WITHIN_S, producer=producer, rows=rows))
+        requests = self._cluster.requests
+        return int(await requests.ask(leader, "activity", _ASK_WITHIN_S, producer=producer, rows=rows))
 
     async def here(self, producer: str, rows: Sequence[Sequence[Any]]) -> int:
         """Appends events to the stream, which is led here. Returns the number of the last one that is stored.

@@ -18,7 +18,7 @@ import msgspec
 
 from natslog.cluster.cursor_table import not_found
 from natslog.cluster.cursors import CONSUMER_PREFIX, CursorRecord
-from natslog.errors import NatslogError, NoLeader
+from natslog.errors import NoLeader
 from natslog.model import BrokerId, Offset, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.consumer_records import ConsumerNumbers, ConsumerPosition
@@ -77,10 +77,8 @@ class ConsumerCursors:
         return {name: found for name, stream in led if (found := consumers.positions(stream))}
 
     def _led(self, name: str) -> HostedStream | None:
-        stream = self._hosting.streams.get(name)
-        if stream is None or stream.log is None or not self._positions.may_be_stated_by(stream):
-            return None
-        return stream if stream.has_companion_records else None
+        stream = self._positions.led(name)
+        return stream if stream is not None and stream.has_companion_records else None
 
     async def find(
         self,
@@ -168,14 +166,8 @@ class ConsumerCursors:
     async def _answer(
         self, leader: BrokerId, within_s: float, arguments: Mapping[str, Any]
     ) -> dict[str, list[ConsumerPosition]] | None:
-        if (link := self._cluster.link_to(leader)) is None:
-            return None
-        try:
-            answer: Any = await link.ask("consumer_positions", within_s, **arguments)
-        except NatslogError as error:
-            logger.debug("the positions of consumers that broker %d serves are unknown: %s", leader, error.message)
-            return None
-        return msgspec.convert(answer, dict[str, list[ConsumerPosition]])
+        answer = await self._cluster.requests.ask_if_up(leader, "consumer_positions", within_s, **arguments)
+        return None if answer is None else msgspec.convert(answer, dict[str, list[ConsumerPosition]])
 
 
 def cursor_of(record: StreamRecord, position: ConsumerPosition) -> CursorRecord:

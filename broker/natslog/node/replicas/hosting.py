@@ -14,12 +14,12 @@ from concurrent.futures import Executor
 from typing import Any
 
 from natslog.cluster.calm import Calm
-from natslog.cluster.commands import BackgroundCommand, IsrChange, LeaveReplicas, StopBroker
+from natslog.cluster.commands import LeaveReplicas, StopBroker
 from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import BrokerUnavailable, CorruptLog, NatslogError
-from natslog.log import StoreLimit
+from natslog.log import ReplicaLog, StoreLimit
 from natslog.log.stored_ids import NO_IDS
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, stream_of_companion
@@ -87,7 +87,6 @@ class Hosting:
         self._calm = Calm()
         self._is_closing = False
         self._preparing = asyncio.Semaphore(_PREPARED_AT_ONCE)
-        self._proposals = Proposals(self.me, group.submit)
         self.leaders_appointed = 0
         store = StoreLimit(config.max_store_bytes)
         self.around = BrokerSurroundings(config, data_dir, group, clock, store)
@@ -103,6 +102,7 @@ class Hosting:
             store=store,
             around=self.around,
             tasks=self._tasks,
+            proposals=Proposals(self.me, group.submit),
             host=self,
             broker=broker,
         )
@@ -111,6 +111,20 @@ class Hosting:
 
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
+
+    def require(self, name: str) -> HostedStream:
+        """Raises BrokerUnavailable: there is no replica of this stream here, or not yet."""
+        stream = self.streams.get(name)
+        if stream is None:
+            raise BrokerUnavailable(f"broker {self.me} does not have stream {name!r} yet: repeat the request")
+        return stream
+
+    def require_log(self, stream_id: str) -> tuple[HostedStream, ReplicaLog]:
+        """Raises BrokerUnavailable: there is no log of this stream here."""
+        stream = self.find(StreamId(stream_id))
+        if stream is None or stream.log is None:
+            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        return stream, stream.log
 
     def find_log(self, log_id: StreamId) -> HostedStream | Companion | None:
         """As brokers name it to each other: a stream, which stands for its log of messages, or a companion log."""
@@ -205,12 +219,6 @@ class Hosting:
         for fetcher in self.fetchers.values():
             fetcher.forget(log)
 
-    def propose(self, command: BackgroundCommand) -> None:
-        self._proposals.propose(command)
-
-    def propose_isr(self, change: IsrChange) -> None:
-        self._proposals.propose_isr(change)
-
     def appointed(self, record: StreamRecord) -> None:
         self.leaders_appointed += 1
         for broker in record.replicas:
@@ -266,11 +274,9 @@ class Hosting:
         Raises:
             BrokerUnavailable: there is no log of this stream here. StorageFailed: they cannot be read.
         """
-        stream = self.find(StreamId(stream_id))
-        if stream is None or stream.log is None:
-            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        stream, log = self.require_log(stream_id)
         try:
-            found = await in_thread(self._readers, stream.log.ids.kept.read)
+            found = await in_thread(self._readers, log.ids.kept.read)
         except CorruptLog:
             found = NO_IDS
         except OSError as error:
@@ -283,9 +289,7 @@ class Hosting:
         Raises:
             BrokerUnavailable: there is no log of this stream here. CorruptLog, FileUnavailable: it cannot be read.
         """
-        stream = self.find(StreamId(stream_id))
-        if stream is None or stream.log is None:
-            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        stream, _ = self.require_log(stream_id)
         await stream.prepare_to_lead()
         return True
 

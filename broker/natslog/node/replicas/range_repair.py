@@ -85,9 +85,7 @@ class RangeRepairs:
         Raises:
             NatslogError: another replica that may have them does not answer, or the repair failed.
         """
-        stream = self._hosting.streams.get(name)
-        if stream is None:
-            raise BrokerUnavailable(f"broker {self._cluster.me} does not have stream {name!r} yet: repeat the request")
+        stream = self._hosting.require(name)
         log, lost = stream.usable_log(), list[OffsetRange]()
         try:
             for segment, end_offset, damaged in _damaged_segments(log):
@@ -106,15 +104,9 @@ class RangeRepairs:
         """
         found: list[ReplicaLoss] = []
         for broker in record.replicas:
-            try:
-                if broker == self._cluster.me:
-                    found.append(await self.accept_loss(record.name))
-                elif (link := self._cluster.link_to(broker)) is not None:
-                    found.append(await link.ask("accept_loss", _ACCEPTED_WITHIN_S, name=record.name))
-                else:
-                    raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
-            except NatslogError as error:
-                found.append({"broker": broker, "problem": error.to_json()["error"]})
+            found += await self._cluster.requests.ask_each(
+                [broker], "accept_loss", _ACCEPTED_WITHIN_S, name=record.name
+            )
         return found
 
     async def _repair_segment(

@@ -21,12 +21,12 @@ from concurrent.futures import Executor
 from typing import Any, TypeAlias
 
 from natslog.config import BrokerConfig
-from natslog.errors import BrokerUnavailable, NatslogError, ShuttingDown
+from natslog.errors import ShuttingDown
 from natslog.log import ReplicaLog
 from natslog.log.scrub import STEP_BYTES, Finding, read_back
 from natslog.log.sealed import SealedSegment
 from natslog.log_events import event
-from natslog.model import BrokerId, StreamRecord
+from natslog.model import StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.removing import Removing
@@ -83,9 +83,7 @@ class Scrubber:
         Raises:
             NatslogError: it has no log.
         """
-        stream = self._hosting.streams.get(name)
-        if stream is None:
-            raise BrokerUnavailable(f"broker {self._cluster.me} does not have stream {name!r} yet: repeat the request")
+        stream = self._hosting.require(name)
         log = stream.usable_log()
         if begin:
             log.scrub.begin(log.chain, self._now_us(), is_requested=True)
@@ -105,19 +103,8 @@ class Scrubber:
 
     async def everywhere(self, record: StreamRecord, *, begin: bool = False) -> list[ReplicaScrub]:
         """Of every replica, in the order of the record; a `problem` where a broker does not answer."""
-        return list(await asyncio.gather(*(self._of(broker, record.name, begin) for broker in record.replicas)))
-
-    async def _of(self, broker: BrokerId, name: str, begin: bool) -> ReplicaScrub:
-        try:
-            if broker == self._cluster.me:
-                return await self.here(name, begin)
-            link = self._cluster.link_to(broker)
-            if link is None:
-                raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
-            found: ReplicaScrub = await link.ask("scrub", _ASK_WITHIN_S, name=name, begin=begin)
-        except NatslogError as error:
-            return {"broker": broker, "problem": error.to_json()["error"]}
-        return found
+        requests = self._cluster.requests
+        return await requests.ask_each(record.replicas, "scrub", _ASK_WITHIN_S, name=record.name, begin=begin)
 
     # ---- in the background ----
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from natslog.cluster.activity import Kind
-from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.features import MERGING_LEVEL
 from natslog.cluster.replica_steps import Surroundings
 from natslog.config import BrokerConfig
@@ -22,6 +21,7 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.jetstream import JetStream
 from natslog.node.replicas.log_folder import LogFolder
+from natslog.node.replicas.proposals import Proposals
 from natslog.node.supervisor import Supervisor
 from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.ingest_memory import IngestMemory
@@ -41,12 +41,6 @@ class ReplicaHost(Protocol):
 
     def forget(self, log: HostedStream | Companion) -> None:
         """Fetches it no more."""
-
-    def propose(self, command: BackgroundCommand) -> None:
-        """To the metadata leader; the proposal may be lost."""
-
-    def propose_isr(self, change: IsrChange) -> None:
-        """The same, with those of other streams."""
 
     def appointed(self, record: StreamRecord) -> None:
         """This broker leads the stream from now on, and its followers come."""
@@ -89,6 +83,7 @@ class Services:
     store: StoreLimit
     around: Surroundings
     tasks: Supervisor
+    proposals: Proposals
     host: ReplicaHost
     broker: ReplicaOwner
     pace: DiskPace = field(default_factory=DiskPace)

@@ -814,9 +814,9 @@ class HostedStream:
                 for one in self._followed:
                     services.host.forget(one)
             case Propose(command=command):
-                services.host.propose(command)
+                services.proposals.propose(command)
             case ProposeIsr(change=change):
-                services.host.propose_isr(change)
+                services.proposals.propose_isr(change)
             case Halted(why=why):
                 logger.critical("%s", why, extra=event("replica.halted", stream=self.name))
             case Damaged(error=error):

@@ -119,6 +119,7 @@ class ReplicaStage:
             store=store,
             around=BrokerSurroundings(self.config, data_dir, group, clock, store),  # type: ignore[arg-type]
             tasks=Supervisor(self.halt),
+            proposals=self,  # type: ignore[arg-type]
             host=self,
             broker=self,
         )

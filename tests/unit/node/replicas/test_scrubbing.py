@@ -78,7 +78,7 @@ def scrubber_of(tmp_path: Path, streams: dict[str, Any], executor: ThreadPoolExe
     clock = ClusterClock(ME, tmp_path / "clock")
     clock.refresh([ME])
     cluster: Any = SimpleNamespace(me=ME, clock=clock, link_to=lambda broker: None)
-    hosting: Any = SimpleNamespace(streams=streams)
+    hosting: Any = SimpleNamespace(streams=streams, require=streams.__getitem__)
 
     async def record_gaps(stream: Any) -> None:
         """There are none."""
