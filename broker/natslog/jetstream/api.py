@@ -439,7 +439,7 @@ class JetStreamApi:
         if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
             answers = [direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)]
         if self._calls.led_here(stream.name) is stream:
-            await stream.send(b"".join(_frame(reply, answer) for answer in answers))
+            await stream.send(b"".join(direct.frame(reply, answer) for answer in answers))
 
     # ---- requests ----
 
@@ -575,11 +575,11 @@ class JetStreamApi:
             error = errors.answer_too_large(len(payload), most)
             payload = msgspec.json.encode({"type": body["type"], **endpoint.beside_error, "error": error.to_json()})
         if endpoint.kind != "account_info":
-            self._link.send_now(_frame(reply, direct.Answer(b"", payload)))
+            self._link.send_now(direct.frame(reply, direct.Answer(b"", payload)))
             return
         broker, cluster = self._broker.cluster.me, self._broker.cluster.cluster_id
         headers = f"NATS/1.0\r\n{BROKER_HEADER}: {broker}\r\n{CLUSTER_HEADER}: {cluster}\r\n\r\n".encode()
-        self._link.send_now(_frame(reply, direct.Answer(headers, payload)))
+        self._link.send_now(direct.frame(reply, direct.Answer(headers, payload)))
 
 
 def _tokens(subject: bytes) -> list[str]:
@@ -596,10 +596,3 @@ def _parts(frames: Frames, row: list[int]) -> tuple[bytes, bytes, bytes, bytes]:
         frames.buffer[start : start + length].tobytes() for start, length in zip(starts, lengths, strict=True)
     )
     return subject, reply, headers, payload
-
-
-def _frame(reply: bytes, answer: direct.Answer) -> bytes:
-    headers, payload = answer
-    if not headers:
-        return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
-    return b"HPUB %b %d %d\r\n%b%b\r\n" % (reply, len(headers), len(headers) + len(payload), headers, payload)

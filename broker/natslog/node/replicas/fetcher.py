@@ -128,7 +128,7 @@ class Fetcher:
         """The leader forgets what it was told before."""
         self._session, self._forget = (link, link.peer), set()
         self._changed = dict.fromkeys(self._streams)
-        link.on_fetched = self._on_fetched
+        link.begin_fetching(self._on_fetched)
         return self._ask(begins=True)
 
     def _ask(self, *, begins: bool = False) -> bool:

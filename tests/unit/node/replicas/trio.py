@@ -45,7 +45,10 @@ class Link:
     def __init__(self, trio: Trio, follower: BrokerId, leader: BrokerId) -> None:
         self.trio, self.follower, self.leader = trio, follower, leader
         self.peer: object = None
-        self.on_fetched: Any = None
+        self._on_fetched: Any = None
+
+    def begin_fetching(self, on_fetched: Any) -> None:
+        self._on_fetched = on_fetched
 
     def send(self, request: FetchRequest) -> bool:
         self.trio.spawn(self._serve(request))
@@ -57,7 +60,7 @@ class Link:
 
     def _reply(self, response: FetchResponse, payload: list[bytes]) -> None:
         if (self.follower, self.leader) not in self.trio.cut:
-            self.on_fetched(response, memoryview(b"".join(payload)))
+            self._on_fetched(response, memoryview(b"".join(payload)))
 
 
 class _Stage(ReplicaStage):
