@@ -43,9 +43,8 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
     keep_memory_small()
     keep_files_private()
     tracing.begin("natslog-broker", instance=str(config.broker_id))
-    broker = Broker(config)
+    broker = Broker(config, JetStreamApi)
     server = HttpServer(broker, config)
-    api = JetStreamApi(broker)
     _stop_on_signals(broker)
     try:
         port = await server.start()
@@ -55,7 +54,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
             if has_started := await _has_started(broker):
                 release_what_only_the_start_needed()
                 config = msgspec.structs.replace(config, security=broker.guard.is_on)  # as it is in the cluster
-                await api.start()
+                await broker.jetstream_api.start()
         if has_started:
             logger.info(
                 "ready at %s", config.url, extra=event("broker.ready", address=config.url, path=broker.data_path)
@@ -65,7 +64,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
         logger.info("stopping: committing and acking the received messages", extra=event("broker.stopping"))
     finally:
         try:
-            await api.stop()
+            await broker.jetstream_api.stop()
             await broker.stop()
         finally:
             await server.stop()

@@ -123,7 +123,7 @@ def _shown(broker: Broker, number: BrokerId, records: Collection[StreamRecord]) 
     node, state = broker.cluster, broker.state
     member, known = broker.operations.member(number), state.brokers.get(number)
     url = known.url if known else member.url if member else None
-    alive = number == node.me or node.link_to(number) is not None
+    alive = node.is_connected(number)
     link = None if alive or url is None else node.links.to(url)
     return shapes.Broker(
         id=number,

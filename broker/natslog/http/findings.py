@@ -206,7 +206,7 @@ def of_streams(broker: Broker, dedupe_short: Mapping[str, float]) -> Iterator[sh
     """Of all streams that are not internal, as far as this broker and what others stated can tell."""
     same: dict[tuple[str, str], _Same] = {}
     node = broker.cluster
-    alive = {one for one in broker.state.brokers if one == node.me or node.link_to(one) is not None}
+    alive = {one for one in broker.state.brokers if node.is_connected(one)}
     for record in broker.state.streams.values():
         if is_internal(record.name):
             continue

@@ -159,7 +159,7 @@ async def import_consumers(call: Call[None, shapes.ImportedConsumers]) -> Answer
     if not stream.record.import_state:
         raise StreamConflict(f"stream {stream.name!r} was resumed: its consumers are in use", stream=stream.name)
     origins = [ConsumerOrigin(one.config, one.created_us, one.ack_floor) for one in body.consumers]
-    refused = await broker.hosting.services.import_consumers(stream, origins)
+    refused = await broker.jetstream_api.consumers.import_consumers(stream, origins)
     shown = [shapes.RefusedConsumer(name, reason) for name, reason in refused]
     return shape_response(shapes.ConsumersOfImport(sorted(stream.consumers.consumers), shown))
 

@@ -137,7 +137,7 @@ class _BrokerCollector:
         yield GaugeMetricFamily(
             "natslog_disk_full",
             "1 from a refusal because of a full disk on, until there is room again",
-            value=float(not broker.hosting.services.has_disk_room),
+            value=float(not broker.hosting.around.has_disk_room),
         )
         store = broker.hosting.services.store
         yield GaugeMetricFamily(
@@ -265,7 +265,7 @@ class _BrokerCollector:
             "natslog_metadata_elections", "Times this broker became metadata leader", value=group.elections
         )
         yield CounterMetricFamily(
-            "natslog_leaderships", "Times this broker began to lead a stream", value=hosting.services.leaders_appointed
+            "natslog_leaderships", "Times this broker began to lead a stream", value=hosting.leaders_appointed
         )
         fetched = CounterMetricFamily("natslog_fetched_bytes", "Bytes copied from a leader", labels=["leader"])
         apart = GaugeMetricFamily(

@@ -70,7 +70,7 @@ def _usable(broker: Broker) -> list[Place]:
     return [
         Place(number, known.rack, frozenset(known.tags))
         for number, known in sorted(state.brokers.items())
-        if not known.is_draining and (number == node.me or node.link_to(number) is not None)
+        if not known.is_draining and node.is_connected(number)
     ]
 
 

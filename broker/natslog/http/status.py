@@ -37,7 +37,7 @@ async def readyz(call: PlainCall) -> Answer[shapes.Readiness]:
         may_see_streams = rights_of(call.request).may("monitor")
     if may_see_streams:
         body.streams_with_problems = troubled
-        body.has_disk_room = broker.hosting.services.has_disk_room
+        body.has_disk_room = broker.hosting.around.has_disk_room
         body.warnings = clock_warnings(list(broker.streams.values()))
         if not body.has_disk_room:
             body.warnings.append("a disk is full: this broker accepts no messages, and serves those that it has")

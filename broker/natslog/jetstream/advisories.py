@@ -21,8 +21,8 @@ from natslog.jetstream.stream_config import is_shown
 from natslog.jetstream.stream_state import time_of
 from natslog.node.broker import Broker
 from natslog.node.clock import now_us
+from natslog.node.replicas.jetstream import StreamChange
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.stream_operations import StreamChange
 
 _PREFIX = "$JS.EVENT."
 _TYPES = "io.nats.jetstream."
@@ -42,14 +42,12 @@ class StreamAdvisories:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._epochs: WeakKeyDictionary[HostedStream, int] = WeakKeyDictionary()  # that were stated
-        broker.stream_operations.on_change = self._changed
-        broker.hosting.services.began_to_lead = self._began_to_lead
 
-    def _changed(self, change: StreamChange, name: str) -> None:
+    def changed(self, change: StreamChange, name: str) -> None:
         fields = {"stream": name, "action": _ACTIONS[change]}
         self._publish(f"ADVISORY.STREAM.{change.upper()}", "advisory.v1.stream_action", name, fields)
 
-    def _began_to_lead(self, stream: HostedStream) -> None:
+    def began_to_lead(self, stream: HostedStream) -> None:
         """Or it still leads the stream, and its subjects were edited."""
         epoch, record = stream.leader_epoch, stream.record
         if len(record.replicas) > 1 and self._epochs.get(stream) != epoch:

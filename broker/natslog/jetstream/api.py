@@ -35,15 +35,17 @@ import numpy as np
 
 from natslog.errors import NatslogError
 from natslog.jetstream import direct, errors
-from natslog.jetstream.direct_groups import DirectGroups
+from natslog.jetstream.direct_groups import DirectGroups, log_failed_answer
 from natslog.jetstream.errors import ApiError
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.jetstream.stream_state import NO_TIME
 from natslog.jetstream.streams import StreamCalls
 from natslog.log_events import event
 from natslog.model import StreamRecord
-from natslog.node.broker import Broker, JetStreamState
+from natslog.node.broker import Broker
+from natslog.node.replicas.jetstream import JetStreamState
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 from natslog.wire.api_probe import (
     BROKER_HEADER,
     CLUSTER_HEADER,
@@ -216,7 +218,8 @@ _MOST_VERBS = max(map(len, _BY_VERBS))
 class JetStreamApi:
     """Of one broker. `start` and `stop` it in the event loop.
 
-    How it is served is in `Broker.jetstream`.
+    Attributes:
+        served: how it is served; None until that was found out.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -224,12 +227,12 @@ class JetStreamApi:
         self._link = broker.link.lane("jetstream")
         self._me = broker.cluster.me
         self._calls = StreamCalls(broker)
-        services = broker.hosting.services
-        services.direct_subjects, services.receive_direct = self._direct_subjects, self._receive_direct
-        services.domain = lambda: DOMAIN if self._state == "domain" else ""
+        self.consumers, self.advisories = self._calls.consumers.serving, self._calls.advisories
+        self.states_here = self._calls.states_here
+        self.served: JetStreamState | None = None
         self._attachment: object | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor(broker.halt)
+        self._answering = Supervisor(log_failed_answer)
         self._waiting_bytes = 0
         self._room, self._changing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_CHANGES_AT_ONCE)
         self._groups = DirectGroups(
@@ -239,7 +242,7 @@ class JetStreamApi:
             most_answer_bytes=lambda: self._link.max_payload_bytes,
             settled_within_s=_SETTLED_WITHIN_S,
         )
-        self._state: JetStreamState | None = None  # being served; `Broker.jetstream`: it is served
+        self._state: JetStreamState | None = None  # being served; `served`: it is
         self._probed_connection = -1
         self._total = self._failed = self._dropped = 0
         self._complained_s = -_LOG_EVERY_S
@@ -258,31 +261,23 @@ class JetStreamApi:
                 extra=event("jetstream.off"),
             )
         if mode == "off" or (mode == "auto" and has_security):
-            broker.jetstream = "off"
+            self.served = "off"
             return
-        self._task = asyncio.create_task(self._run(), name="jetstream")
-        self._task.add_done_callback(self._ended)
+        self._tasks.start(self._run(), "the JetStream API")
         while (  # noqa: ASYNC110 (a lost connection sets no event)
-            broker.jetstream is None and self._link.is_up and not broker.stopping_soon.is_set()
+            self.served is None and self._link.is_up and not broker.stopping_soon.is_set()
         ):
             await asyncio.sleep(_PROBE_POLL_S)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broker.halt("the JetStream API", error)
-
     async def stop(self) -> None:
         """Requests that have arrived are answered first, as far as that is possible within a second."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._tasks.stop()
         await self._detach()
-        await self._calls.consumers.serving.end_all("409 Server Shutdown")
-        if answering := self._answering | self._groups.tasks:
-            await asyncio.wait(answering, timeout=1.0)
-        for task in answering:
-            task.cancel()
-        self._state = self._broker.jetstream = "off"
+        await self.consumers.end_all("409 Server Shutdown")
+        answering = (self._answering, self._groups.tasks)
+        await asyncio.gather(*(one.ended(within_s=1.0) for one in answering))
+        await asyncio.gather(*(one.stop() for one in answering))
+        self._state = self.served = "off"
 
     async def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -294,7 +289,7 @@ class JetStreamApi:
         looked_s = 0.0
         while True:
             is_new = self._link.connections != self._probed_connection
-            looks_again = self._broker.jetstream == "on" and time.monotonic() - looked_s > _LOOK_AGAIN_S
+            looks_again = self.served == "on" and time.monotonic() - looked_s > _LOOK_AGAIN_S
             if self._link.is_up and (is_new or looks_again):
                 connection, looked_s = self._link.connections, time.monotonic()
                 try:
@@ -311,7 +306,7 @@ class JetStreamApi:
             await asyncio.sleep(_PROBE_EVERY_S if self._probed_connection >= 0 else _PROBE_POLL_S)
 
     async def _serve(self, state: JetStreamState) -> None:
-        if state == self._state == self._broker.jetstream:
+        if state == self._state == self.served:
             return
         self._state = None  # until all of it is served
         await self._detach()
@@ -325,8 +320,8 @@ class JetStreamApi:
                 state = "forbidden"
         self._state = state
         await self._serve_direct_requests()
-        await self._calls.consumers.serving.serve(_PREFIXES.get(state))
-        self._broker.jetstream = state
+        await self.consumers.serve(_PREFIXES.get(state))
+        self.served = state
         if state == "forbidden":
             logger.warning(
                 "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "
@@ -374,12 +369,16 @@ class JetStreamApi:
             return "domain"
         own = self._broker.cluster.cluster_id
         others = {one for headers in found for one in clusters_in(headers)} - {own}
-        goes_on = not others or (self._broker.jetstream == "on" and own < min(others))
+        goes_on = not others or (self.served == "on" and own < min(others))
         return "on" if goes_on else "conflict"
+
+    def domain(self) -> str:
+        """The domain that acks name, or empty."""
+        return DOMAIN if self._state == "domain" else ""
 
     # ---- direct requests ----
 
-    def _direct_subjects(self, record: StreamRecord) -> tuple[str, ...]:
+    def direct_subjects(self, record: StreamRecord) -> tuple[str, ...]:
         prefix = _PREFIXES.get(self._state or "off")
         return () if prefix is None else tuple(f"{prefix}.{endpoint}" for endpoint in direct.endpoints(record))
 
@@ -388,7 +387,7 @@ class JetStreamApi:
         for stream in list(self._broker.streams.values()):
             await stream.serve_direct_requests()
 
-    def _receive_direct(self, stream: HostedStream, frames: Frames) -> None:
+    def receive_direct(self, stream: HostedStream, frames: Frames) -> None:
         api_bytes, domain_bytes = (len(f"{one}.{direct.PREFIX}{stream.name}") for one in (PREFIX, DOMAIN_PREFIX))
         requests, others = taken_requests(frames, api_bytes, domain_bytes)
         room = max(0, _MOST_WAITING - self._waiting)
@@ -440,7 +439,7 @@ class JetStreamApi:
         if any(len(headers) + len(payload) > most_bytes for headers, payload in answers):
             answers = [direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)]
         if self._calls.led_here(stream.name) is stream:
-            await stream.nats.send(b"".join(_frame(reply, answer) for answer in answers))
+            await stream.nats.send(b"".join(direct.frame(reply, answer) for answer in answers))
 
     # ---- requests ----
 
@@ -475,15 +474,11 @@ class JetStreamApi:
         return waits
 
     def _begin(self, answering: Coroutine[Any, Any, None], size_bytes: int) -> None:
-        task = asyncio.create_task(answering, name="a JetStream request")
-        self._answering.add(task)
-        self._waiting_bytes += size_bytes
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._answering.discard(task)
+        def ended(_: asyncio.Task[None]) -> None:
             self._waiting_bytes -= size_bytes
 
-        task.add_done_callback(ended)
+        self._waiting_bytes += size_bytes
+        self._answering.start(answering, "a JetStream request").add_done_callback(ended)
 
     def _drop(self, count: int = 1) -> None:
         self._dropped += count
@@ -580,11 +575,11 @@ class JetStreamApi:
             error = errors.answer_too_large(len(payload), most)
             payload = msgspec.json.encode({"type": body["type"], **endpoint.beside_error, "error": error.to_json()})
         if endpoint.kind != "account_info":
-            self._link.send_now(_frame(reply, direct.Answer(b"", payload)))
+            self._link.send_now(direct.frame(reply, direct.Answer(b"", payload)))
             return
         broker, cluster = self._broker.cluster.me, self._broker.cluster.cluster_id
         headers = f"NATS/1.0\r\n{BROKER_HEADER}: {broker}\r\n{CLUSTER_HEADER}: {cluster}\r\n\r\n".encode()
-        self._link.send_now(_frame(reply, direct.Answer(headers, payload)))
+        self._link.send_now(direct.frame(reply, direct.Answer(headers, payload)))
 
 
 def _tokens(subject: bytes) -> list[str]:
@@ -601,10 +596,3 @@ def _parts(frames: Frames, row: list[int]) -> tuple[bytes, bytes, bytes, bytes]:
         frames.buffer[start : start + length].tobytes() for start, length in zip(starts, lengths, strict=True)
     )
     return subject, reply, headers, payload
-
-
-def _frame(reply: bytes, answer: direct.Answer) -> bytes:
-    headers, payload = answer
-    if not headers:
-        return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
-    return b"HPUB %b %d %d\r\n%b%b\r\n" % (reply, len(headers), len(headers) + len(payload), headers, payload)

@@ -105,6 +105,14 @@ def answers_to(log: StreamLog, stream: str, request: MessageGetRequest) -> Itera
         yield _one(log, stream, request)
 
 
+def frame(reply: bytes, answer: Answer) -> bytes:
+    """A `PUB` or `HPUB` frame."""
+    headers, payload = answer
+    if not headers:
+        return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (reply, len(headers), len(headers) + len(payload), headers, payload)
+
+
 def _one(log: StreamLog, stream: str, request: MessageGetRequest) -> Answer:
     if request.last_by_subj:
         offset = last_on(log, request.last_by_subj)

@@ -31,6 +31,7 @@ from natslog.log.newest import Texts
 from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 from natslog.wire.direct_frames import (
     Answers,
     Limits,
@@ -224,7 +225,7 @@ class DirectGroups:
         self._waiting: dict[HostedStream, list[Requests]] = {}
         self._busy: set[HostedStream] = set()
         self.count = self.size_bytes = 0
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor(log_failed_answer)
 
     def add(self, stream: HostedStream, requests: Requests) -> None:
         """They are answered soon; first, what was received with them is passed on."""
@@ -239,9 +240,7 @@ class DirectGroups:
         if requests is None:
             self._busy.discard(stream)
         else:
-            task = asyncio.create_task(self._answer_all(stream, requests), name="direct requests")
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self.tasks.start(self._answer_all(stream, requests), f"direct requests to stream {stream.name}")
 
     def _taken(self, stream: HostedStream) -> Requests:
         """All that wait; they are counted until `_release`."""
@@ -335,6 +334,11 @@ class DirectGroups:
                 return
             if part:
                 await stream.nats.send(part)
+
+
+def log_failed_answer(task: str, error: BaseException) -> None:
+    """A bug: these requests fail, and nothing else."""
+    logger.error("%s: no answer: %r", task, error, exc_info=error, extra=event("jetstream.request_error"))
 
 
 def _next_part(parts: Iterator[memoryview]) -> tuple[bytes, bool]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
-from natslog.errors import InvalidRequest, MessageNotFound, NatslogError, OffsetOutOfRange, RemovalDenied, StreamSealed
+from natslog.errors import InvalidRequest, MessageNotFound, OffsetOutOfRange, RemovalDenied, StreamSealed
 from natslog.jetstream import direct, errors, stored_messages
 from natslog.jetstream.advisories import StreamAdvisories
 from natslog.jetstream.consumers.calls import ConsumerCalls
@@ -58,7 +58,6 @@ _ASK_WITHIN_S = 4.0
 _STATE_TRIES, _STATE_RETRY_S = 30, 0.1
 _READ_TRIES = 3
 _UNSUBSCRIBED_TRIES, _UNSUBSCRIBED_POLL_S = 400, 0.005
-_STATES = "jetstream_states"
 
 
 class StreamCalls:
@@ -66,9 +65,8 @@ class StreamCalls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._advisories = StreamAdvisories(broker)
+        self.advisories = StreamAdvisories(broker)
         self.consumers = ConsumerCalls(ConsumerServing(broker), DYNAMIC, self._cluster_of_several)
-        broker.cluster.questions.answerers[_STATES] = self._states_here
 
     # ---- what is where ----
 
@@ -97,17 +95,13 @@ class StreamCalls:
 
     async def _states_of(self, leader: BrokerId, names: list[str]) -> dict[str, StreamState]:
         if leader == self._broker.cluster.me:
-            return await self._states_here(names)
-        link = self._broker.cluster.link_to(leader)
-        if link is None:
-            return {}
-        try:
-            answer = await link.ask(_STATES, _ASK_WITHIN_S, names=names)
-        except NatslogError:
-            return {}
-        return msgspec.convert(answer, dict[str, StreamState])
+            return await self.states_here(names)
+        requests = self._broker.cluster.requests
+        answer = await requests.ask_if_up(leader, "jetstream_states", _ASK_WITHIN_S, names=names)
+        return msgspec.convert(answer or {}, dict[str, StreamState])
 
-    async def _states_here(self, names: list[str]) -> dict[str, StreamState]:
+    async def states_here(self, names: list[str]) -> dict[str, StreamState]:
+        """Of those that are led here, for other brokers."""
         found: dict[str, StreamState] = {}
         for name in names:
             if (stream := self.led_here(name)) is not None:
@@ -208,13 +202,13 @@ class StreamCalls:
         raise errors.unavailable()
 
     def _require_brokers(self, replicas: int) -> None:
-        if replicas > len(self._broker.stream_operations.usable()):
+        if replicas > len(self._broker.cluster.usable()):
             raise errors.too_many_replicas()
 
     def _require_tags(self, config: StreamConfig) -> None:
         tags = config.placement.tags if config.placement is not None else ()
         brokers = self._broker.state.brokers
-        having = [one for one in self._broker.stream_operations.usable() if set(brokers[one].tags) >= set(tags)]
+        having = [one for one in self._broker.cluster.usable() if set(brokers[one].tags) >= set(tags)]
         if tags and len(having) < config.num_replicas:
             raise errors.no_suitable_brokers(tags)
 

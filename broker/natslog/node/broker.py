@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from natslog.cluster.activity import Kind
 from natslog.cluster.commands import Command
 from natslog.config import BrokerConfig
 from natslog.errors import (
@@ -38,14 +39,12 @@ from natslog.node.lag_history import LagHistory
 from natslog.node.log_levels import LogLevels
 from natslog.node.metadata.entries import Request
 from natslog.node.operations import Operations
-from natslog.node.peers.handshake import Hello
-from natslog.node.peers.messages import FetchRequest, TransferLeadership
-from natslog.node.peers.questions import Reply
+from natslog.node.peers.questions import Answerer
 from natslog.node.publishing import Publishing
 from natslog.node.removing import Removing
 from natslog.node.replicas.consumer_cursors import ConsumerCursors
-from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.jetstream import JetStream, JetStreamState
 from natslog.node.replicas.lags import Lags
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.read_plans import ReadPlans
@@ -57,6 +56,7 @@ from natslog.node.replicas.upkeep import Upkeep
 from natslog.node.replicas.watching import Watching
 from natslog.node.security_start import enable_security
 from natslog.node.stream_operations import StreamOperations
+from natslog.node.supervisor import Supervisor
 from natslog.node.threads import Threads
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.staging import Staging
@@ -74,11 +74,6 @@ logger = logging.getLogger("natslog.node")
 Result = TypeVar("Result")
 LeafState = Literal["off", "up", "down"]
 """Whether the leafnode connection to NATS is up; off without `nats_leaf_url`."""
-JetStreamState = Literal["off", "on", "domain", "forbidden", "conflict"]
-"""How a broker serves the JetStream API: not at all; at `$JS.API`; because the NATS server has JetStream itself, only
-at `$JS.natslog.API`; or not at all, because its NATS user lacks permissions, or another cluster serves it in the same
-NATS account.
-"""
 
 _WRITER_THREADS = 8
 _READER_THREADS = 8
@@ -89,40 +84,36 @@ _POLL_S = 0.05
 
 
 class Broker:
-    """Open with `await Broker(config).start()`; everything but construction runs in one event loop.
+    """Open with `await Broker(config, JetStreamApi).start()`; everything but construction runs in one event loop.
+
+    Args:
+        jetstream_of: makes the JetStream API of this broker, which is built on all other parts.
 
     Raises:
         ConfigError, DataDirError, CorruptLog: it cannot start; the message names the remedy.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, jetstream_of: Callable[[Broker], JetStream]) -> None:
         self.config = config
-        self.memory = IngestMemory(config.ingest_memory_bytes)
-        self.stopping = False
+        self.stopping = self.has_started = False
         self.stopping_soon = asyncio.Event()
         self.failed: BaseException | None = None
+        self.admin_token: str | None = None  # if this start has created it; shown once
+        self._nats_down_since: float | None = None
+        self._background = Supervisor(self.halt)
+        self._maintenance = Supervisor(self.halt)  # ends by itself, because its threads use the logs
+        self._requested = Supervisor(self._halt_unless_stopping, on_failure=_log_failure)
+        self.memory = IngestMemory(config.ingest_memory_bytes)
         self.readers = Threads(_READER_THREADS, "read")
         self._writers = Threads(_WRITER_THREADS, "write", are_shared=True)
-        secrets_of_cluster = config.secrets()
-        tls = tls_of(config)
+        secrets, tls = config.secrets(), tls_of(config)
+        name = f"natslog-broker-{config.broker_id}"
         credentials = NatsCredentials(**config.nats_login, requires_private_files=True)
-        self.leaf = _leaf_of(config)
+        self.leaf = self._leaf_of(config, name)
         self._data_dir = DataDir(Path(config.data_dir), config.broker_id)
-        self.link = NatsLanes(
-            config.nats_url,
-            name=f"natslog-broker-{config.broker_id}",
-            credentials=credentials,
-            on_state=self._on_nats_state,
-        )
+        self.link = NatsLanes(config.nats_url, name=name, credentials=credentials, on_state=self._on_nats_state)
         try:
-            self.cluster = ClusterNode(
-                config,
-                self._data_dir,
-                secrets=secrets_of_cluster,
-                tls=tls,
-                on_applied=self._on_applied,
-                on_bug=self.halt,
-            )
+            self.cluster = ClusterNode(config, self._data_dir, self, secrets=secrets, tls=tls)
             self.staging = Staging(
                 self._data_dir.path / "staged",
                 BrokerId(config.broker_id),
@@ -142,81 +133,104 @@ class Broker:
             readers=self.readers,
             memory=self.memory,
             link_to=self.cluster.link_to,
-            on_bug=self.halt,
+            requests=self._requested,
+            broker=self,
         )
+        self._build_calls()
+        self._build_background()
+        self.jetstream_api = jetstream_of(self)
+        self.answerers = self._all_answerers()
+
+    def _build_calls(self) -> None:
+        """The parts that answer requests."""
+        cluster, hosting = self.cluster, self.hosting
         self.guard = Guard(
-            lambda: self.cluster.state.security,
-            self.cluster.clock.latest_us,
-            is_required=config.security,
-            is_current=lambda: self.cluster.registration.is_done,
-            certificate_names=config.tls_identity,
+            lambda: cluster.state.security,
+            cluster.clock.latest_us,
+            is_required=self.config.security,
+            is_current=lambda: cluster.registration.is_done,
+            certificate_names=self.config.tls_identity,
         )
-        self.audit = AuditLog(config.broker_id, config.audit_file)
-        self.operations = Operations(self.cluster)
-        self.positions = Positions(self.cluster, self.hosting)
-        self.lags = Lags(self.cluster, self.hosting, self.positions, self.readers)
-        self.read_plans = ReadPlans(self.cluster, self.hosting, self.positions, self.readers)
-        self.consumer_cursors = ConsumerCursors(self.cluster, self.hosting, self.positions)
+        self.audit = AuditLog(self.config.broker_id, self.config.audit_file)
+        self.operations = Operations(cluster)
+        self.log_levels = LogLevels(self.config.log_level, cluster, self.operations)
         self.publishing = Publishing(self.link)
-        self.watching = Watching(self.cluster, self.hosting, self.positions)
+        self.positions = Positions(cluster, hosting)
+        self.lags = Lags(cluster, self.positions, self.readers)
+        self.read_plans = ReadPlans(cluster, self.positions, self.readers)
+        self.consumer_cursors = ConsumerCursors(cluster, hosting, self.positions)
+        self.watching = Watching(cluster, self.positions)
+        self.receipts = Receipts(cluster, hosting)
+        self.staged_copies = StagedCopies(cluster, self.staging)
+
+    def _build_background(self) -> None:
+        """The parts that work by themselves, from `start` on, and what uses them."""
+        config, cluster, hosting, keeper = self.config, self.cluster, self.hosting, Keeper(self.cluster)
+        self.upkeep = Upkeep(config, cluster.group, cluster.clock, hosting, self.staging, self.readers)
+        self.removing = Removing(hosting, self.readers, self._background)
+        self.scrubber = Scrubber(config, cluster, hosting, self.readers, self.removing)
+        self.stream_operations = StreamOperations(config, cluster, hosting, self.upkeep, self.removing)
+        cursor_leader = CursorLeader(cluster.group, hosting, self.positions, self.readers, self._requested)
+        self.cursors = Cursors(cluster, cursor_leader, keeper)
+        self.lag_history = LagHistory(cluster, self.positions, self.lags, self.cursors, self.consumer_cursors)
         self.history = History(
-            self.cluster,
-            self.hosting,
+            cluster,
+            hosting,
             self.positions,
+            self.lag_history,
             folder=self._data_dir.path,
             problem=self.not_ready_because,
             nats_connections=lambda: (self.link.up, LANES),
-            stopped_consumers=lambda: self.lag_history.stopped,
         )
-        cluster = self.cluster
-        cluster.serve_fetch, cluster.transfer_leadership = self._serve_fetch, self._transfer_leadership
-        cluster.unresponsive_leaders = self.hosting.unresponsive_leaders
-        cluster.unproven_positions = self.hosting.unproven_positions
-        cluster.reaches_nats = lambda: self.link.is_reachable and self.hosting.services.has_room
-        cluster.questions.answerers |= {
-            "leading": self.positions.here,
-            "lags": self.lags.here,
-            "read_places": self.read_plans.places_here,
-            "read_cuts": self.read_plans.cuts_here,
-            "consumer_positions": self.consumer_cursors.here,
-            "watch": self.watching.here,
-            "staged_part": self.staging.piece,
-            "history": self.history.here,
-            "stats": self.history.stats,
-        }
-        self.scrubber = Scrubber(config, cluster, self.hosting, self.readers)
-        cluster.questions.answerers["scrub"] = self.scrubber.here
-        cluster.questions.answerers["accept_loss"] = self.scrubber.repairs.accept_loss
-        cluster.questions.answerers["stored_batches"] = self.scrubber.repairs.piece
-        self.hosting.services.wake_scrubber = self.scrubber.wake
-        self.staged_copies = StagedCopies(cluster, self.staging)
-        self._nats_down_since: float | None = None
-        self.upkeep = Upkeep(config, cluster.group, cluster.clock, self.hosting, self.staging, self.readers)
-        self.hosting.services.wake_upkeep = self.upkeep.begin_round
-        self.removing = Removing(self.hosting, self.readers)
-        self.scrubber.repairs.record_gaps = self.removing.record_gaps
-        self.log_levels = LogLevels(config.log_level, cluster, self.operations)
-        cluster.questions.answerers["log_level"] = self.log_levels.here
-        cluster.questions.answerers["kept_ids"] = self.hosting.kept_ids
-        cluster.questions.answerers["prepare_to_lead"] = self.hosting.prepare_to_lead
-        self.receipts = Receipts(cluster, self.hosting)
-        cluster.questions.answerers["erasure"] = self.receipts.here
-        self.stream_operations = StreamOperations(config, cluster, self.hosting, self.upkeep, self.removing)
-        keeper = Keeper(cluster)
-        cursor_leader = CursorLeader(cluster.group, self.hosting, self.positions, self.readers)
-        self.cursors = Cursors(cluster, cursor_leader, keeper)
-        self.lag_history = LagHistory(cluster, self.positions, self.lags, self.cursors, self.consumer_cursors)
         self.activity = ActivityStream(
             cluster,
-            self.hosting,
+            hosting,
             keeper,
             directory=self._data_dir.identity.directory,
             life=lambda: self._data_dir.life.number,
         )
-        self._under_way: set[asyncio.Task[Any]] = set()
-        self.has_started = False
-        self.jetstream: JetStreamState | None = None  # not found out yet; `JetStreamApi` does
-        self.admin_token: str | None = None  # if this start has created it; shown once
+
+    def _all_answerers(self) -> dict[str, Answerer]:
+        """Of requests of other brokers, by kind."""
+        return {
+            "read_index": self.cluster.answer_read_index,
+            "clock": self.cluster.answer_clock,
+            "ready": self.stream_operations.answer_ready,
+            "kept_ids": self.hosting.kept_ids,
+            "prepare_to_lead": self.hosting.prepare_to_lead,
+            "stored_batches": self.scrubber.repairs.piece,
+            "staged_part": self.staging.piece,
+            "leading": self.positions.here,
+            "lags": self.lags.here,
+            "read_places": self.read_plans.places_here,
+            "read_cuts": self.read_plans.cuts_here,
+            "watch": self.watching.here,
+            "consumer_positions": self.consumer_cursors.here,
+            **self.cursors.answerers,
+            "jetstream_states": self.jetstream_api.states_here,
+            "activity": self.activity.here,
+            "history": self.history.here,
+            "stats": self.history.stats,
+            "lag_history": self.lag_history.here,
+            "scrub": self.scrubber.here,
+            "accept_loss": self.scrubber.repairs.accept_loss,
+            "erasure": self.receipts.here,
+            "log_level": self.log_levels.here,
+        }
+
+    def _leaf_of(self, config: BrokerConfig, name: str) -> LeafLink | None:
+        """None: there is no `nats_leaf_url`. Raises ConfigError: the URL is wrong, or two settings exclude each
+        other.
+        """
+        if not config.nats_leaf_url:
+            return None
+        return LeafLink(
+            config.nats_leaf_url,
+            name=name,
+            credentials=NatsCredentials(**config.nats_leaf_login, requires_private_files=True),
+            on_state=lambda is_up: self.jetstream_api.consumers.link_changed(is_up),
+            on_interest=lambda subject: self.jetstream_api.consumers.interest_changed(subject),
+        )
 
     def take_admin_token(self) -> str | None:
         """The token that this start has created, once."""
@@ -225,7 +239,8 @@ class Broker:
 
     def use_config(self, config: BrokerConfig) -> None:
         """The same settings with the port filled in that it listens on."""
-        self.config = self.cluster.config = config
+        self.config = config
+        self.cluster.use_config(config)
 
     # ---- life ----
 
@@ -256,13 +271,13 @@ class Broker:
         self.hosting.start()
         self.hosting.warn_of_strays(self.cluster.state)
         await self._wait_for_own_streams()
-        self.upkeep.start(self.halt)
-        self.removing.start(self.halt)
-        self.scrubber.start(self.halt)
-        self.activity.start(self.halt)
-        self.cursors.start(self.halt)
-        self.history.start(self.halt)
-        self.lag_history.start(self.halt)
+        self._maintenance.start(self.upkeep.run(), "upkeep")
+        self._maintenance.start(self.scrubber.run(), "scrubbing")
+        self._background.start(self.removing.run(), "removing")
+        self._background.start(self.activity.run(), "activity")
+        self._background.start(self.cursors.run(), "cursors")
+        self._background.start(self.history.run(), "history")
+        self._background.start(self.lag_history.run(), "lags")
         self.has_started = True
         return self
 
@@ -288,12 +303,10 @@ class Broker:
         for stream in self.streams.values():
             stream.advanced.set()  # long polls answer now
         self.upkeep.stop_soon()
-        self.history.stop()
-        self.lag_history.stop()
-        await self.removing.stop()
         self.scrubber.stop_soon()
-        await self.activity.stop()
-        await self.cursors.stop()
+        await self._background.stop()
+        if self.has_started:
+            await self.activity.deliver_last()
         try:
             if self.has_started and self.failed is None:
                 async with asyncio.timeout(_TRANSFER_WITHIN_S):
@@ -322,12 +335,12 @@ class Broker:
 
     async def _stop_all(self) -> None:
         problems = await self.hosting.close()
-        await self.upkeep.stopped()
-        await self.scrubber.stopped()
+        await self._maintenance.ended()
         await self.cluster.stop()
         if self.leaf is not None:
             await self.leaf.close()
         await self.link.close()
+        await self._requested.stop()
         for problem in problems:
             logger.error("error while stopping: %s", problem, exc_info=problem, extra=event("broker.stop_failed"))
         if not problems and self.has_started and self.failed is None:
@@ -380,6 +393,11 @@ class Broker:
         return self.leaf.problem if self.leaf is not None and self.leaf_state == "down" else ""
 
     @property
+    def jetstream(self) -> JetStreamState | None:
+        """How the JetStream API is served; None until that was found out."""
+        return self.jetstream_api.served
+
+    @property
     def data_path(self) -> Path:
         return self._data_dir.path
 
@@ -406,25 +424,18 @@ class Broker:
             return "finding out whether the NATS server serves the JetStream API itself"
         return None
 
+    # ---- for the replicas: `services.ReplicaOwner` ----
+
+    def report_replica(self, kind: Kind, name: str, stream_id: str, message: str) -> None:
+        self.activity.report_replica(kind, name, stream_id, message)
+
+    def damage_found(self) -> None:
+        self.scrubber.wake()
+
+    def upkeep_due(self) -> None:
+        self.upkeep.begin_round()
+
     # ---- the cluster ----
-
-    def _on_applied(self) -> None:
-        self.hosting.reconcile()
-
-    def _transfer_leadership(self, frame: TransferLeadership) -> None:
-        for stream_id, to in frame.streams:
-            self.hosting.transfer_leadership(stream_id, to)
-
-    def _serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
-        sessions = self.hosting.sessions
-        session = sessions.get(peer.broker)
-        if session is None or request.begins or session.incarnation != request.incarnation:
-            if session is not None:
-                session.close()
-            session = sessions[peer.broker] = FetchSession(
-                peer.broker, self.hosting.find_log, self.readers, self._in_background
-            )
-        session.serve(request, reply)
 
     def has_session(self) -> bool:
         """Whether the metadata of this broker is recent enough to state positions."""
@@ -471,21 +482,12 @@ class Broker:
         known = self.state.brokers.get(broker)
         return None if known is None else str(known.url)
 
-    def _in_background(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work, name=name)
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        """An error in operation was also raised to the caller, if it is still waiting; anything else is a bug."""
-        self._under_way.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(error, NatslogError) or self.stopping:
-            logger.debug("%s ended with: %s", task.get_name(), error)
+    def _halt_unless_stopping(self, what: str, error: BaseException) -> None:
+        """What a request uses may be closed while the broker stops."""
+        if self.stopping:
+            _log_failure(what, error)
         else:
-            self.halt(task.get_name(), error)
+            self.halt(what, error)
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Completes a change even if the client that requested it disconnects meanwhile."""
@@ -495,7 +497,7 @@ class Broker:
                 "this broker is shutting down: send the request to another broker, or repeat it when this broker has "
                 "restarted"
             )
-        return await asyncio.shield(self._in_background(change, "a change"))
+        return await asyncio.shield(self._requested.start(change, "a change"))
 
     async def change(self, command: Command, request: Request) -> bool:
         """Completes a change of the metadata. Raises the error of a refusal, MetadataUnavailable, ShuttingDown."""
@@ -506,12 +508,9 @@ class Broker:
         return await self._to_the_end(change)
 
 
-def _leaf_of(config: BrokerConfig) -> LeafLink | None:
-    """None: there is no `nats_leaf_url`. Raises ConfigError: the URL is wrong, or two settings exclude each other."""
-    if not config.nats_leaf_url:
-        return None
-    credentials = NatsCredentials(**config.nats_leaf_login, requires_private_files=True)
-    return LeafLink(config.nats_leaf_url, name=f"natslog-broker-{config.broker_id}", credentials=credentials)
+def _log_failure(what: str, error: BaseException) -> None:
+    """It was also raised to the caller, if that one is still waiting."""
+    logger.debug("%s ended with: %s", what, error)
 
 
 def tls_of(config: BrokerConfig) -> BrokerTls | None:

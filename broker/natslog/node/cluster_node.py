@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets as chance
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 from natslog.cluster.commands import Proposal
 from natslog.cluster.features import LATEST_LEVEL
@@ -31,7 +31,7 @@ from natslog.errors import (
     OutdatedFolder,
 )
 from natslog.log_events import event
-from natslog.model import BrokerId
+from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.clock import elapsed_us, monotonic_ms, now_us
 from natslog.node.data_dir import REMEDY, DataDir
 from natslog.node.metadata.admission import LOG_EVERY_MS, Admission
@@ -57,9 +57,11 @@ from natslog.node.peers.messages import (
     UnresponsiveLeaders,
     Welcome,
 )
-from natslog.node.peers.questions import Questions, Reply
+from natslog.node.peers.questions import Answering, Questions, Reply
 from natslog.node.peers.reception import Reception
+from natslog.node.peers.requests import Requests
 from natslog.node.peers.secret_file import READ_EVERY_S, SecretFile
+from natslog.node.supervisor import Supervisor
 from natslog.request_ids import current_request_id, handling
 from natslog.security.tls import BrokerTls
 
@@ -73,39 +75,60 @@ _LINKS_EVERY_S = 0.2
 _FIRST_LOG_MS = 5_000.0
 
 
+class LocalReplicas(Protocol):
+    """The replicas of this broker, as its cluster uses them."""
+
+    def reconcile(self) -> None:
+        """Metadata was applied."""
+
+    def serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None: ...
+
+    def transfer_leaderships(self, frame: TransferLeadership) -> None:
+        """As the metadata leader requested."""
+
+    def reaches_nats(self) -> bool:
+        """Whether streams that are led here can take messages."""
+
+    def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
+        """Streams whose leader has not responded for too long."""
+
+    def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
+        """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
+
+
+class LocalBroker(Answering, Protocol):
+    """This broker, as its membership uses it from `start` on."""
+
+    @property
+    def hosting(self) -> LocalReplicas: ...
+
+    def halt(self, what: str, error: BaseException) -> None:
+        """A bug: the broker stops."""
+
+
 class ClusterNode(Admission):
-    """Args: `on_applied`: told when metadata was applied; `on_bug`: told what must stop the broker.
-
-    `serve_fetch`, `transfer_leadership`, `reaches_nats`, `unresponsive_leaders`, `unproven_positions` and
-    `questions.answerers` are set by the broker before `start`.
-    """
-
-    serve_fetch: Callable[[Hello, FetchRequest, Reply], None]
-    transfer_leadership: Callable[[TransferLeadership], None]
-    reaches_nats: Callable[[], bool]
-    unresponsive_leaders: Callable[[], list[Any]]
-    unproven_positions: Callable[[], list[Any]]
+    """Args: `secrets`: of the cluster, the first of which signs. `broker`: what the cluster requests is done by it."""
 
     def __init__(
         self,
         config: BrokerConfig,
         data_dir: DataDir,
+        broker: LocalBroker,
         *,
         secrets: Sequence[bytes],
         tls: BrokerTls | None = None,
-        on_applied: Callable[[], None],
-        on_bug: Callable[[str, BaseException], None],
     ) -> None:
         group = MetadataGroup(
             data_dir.raft,
             BrokerId(config.broker_id),
             send=self._send_raft,
             forward=self._forward,
-            on_applied=on_applied,
-            on_bug=on_bug,
+            on_applied=lambda: broker.hosting.reconcile(),
+            on_bug=broker.halt,
             raise_level=data_dir.raise_level,
         )
         super().__init__(config, data_dir, group, KeyRing(secrets))
+        self._broker = broker
         self.tls = tls
         self.links = Links(self, tls)
         self.reception = Reception(self, self.keys)
@@ -114,15 +137,19 @@ class ClusterNode(Admission):
         self.leading = MetadataLeading(group, self.clock, self._request_transfer)
         self.upgrade = Upgrade(group, self.link_to)
         self.served: set[LinkSocket] = set()
-        self.questions = Questions(read_index=self._answer_read_index, clock=self._answer_clock)
+        self._questions = Questions(broker)
+        self.requests = Requests(self.me, self.link_to, broker)
         self.has_joined = asyncio.Event()
-        self._on_bug = on_bug
         self._logged_ms = monotonic_ms() - LOG_EVERY_MS + _FIRST_LOG_MS
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Supervisor(broker.halt)
 
     @property
     def state(self) -> Metadata:
         return self.group.state
+
+    def use_config(self, config: BrokerConfig) -> None:
+        """The same settings with the port filled in that the broker listens on."""
+        self.config = config
 
     # ---- life ----
 
@@ -150,9 +177,7 @@ class ClusterNode(Admission):
             (self._compare_clocks(), "clocks"),
             (self._refresh_secrets(), "secrets"),
         ):
-            task = asyncio.create_task(work, name=name)
-            task.add_done_callback(self._watch)
-            self._tasks.append(task)
+            self._tasks.start(work, name)
         await self.has_joined.wait()
         await self.registration.run()
         self.leading.lives[self.me] = self._data_dir.life.name
@@ -189,21 +214,14 @@ class ClusterNode(Admission):
                 f"several folders were mixed. {REMEDY}",
             )
 
-    def _watch(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_bug(task.get_name(), error)
-
     def _begin(self) -> None:
         if not self.has_joined.is_set():  # a link that was served before `start` may have received the `Welcome`
             self.group.start()
             self.has_joined.set()
 
     async def stop(self) -> None:
-        self.questions.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._questions.stop()
+        await self._tasks.stop()
         await self.links.close()
         for socket in list(self.served):
             socket.close()
@@ -331,7 +349,7 @@ class ClusterNode(Admission):
                 self.leading.lives[peer.broker] = peer.incarnation
                 self.group.received(tuple(one for one in messages if one.sender == peer.broker))
             case FetchRequest():
-                self.serve_fetch(peer, frame, reply)
+                self._broker.hosting.serve_fetch(peer, frame, reply)
             case Forwarded(proposal=proposal, request_id=request_id):
                 with handling(request_id):
                     self.group.forwarded(proposal)
@@ -343,9 +361,9 @@ class ClusterNode(Admission):
                 self.leading.reported_nats(peer.broker, reaches_nats)
             case TransferLeadership():
                 if peer.broker == self.group.leader:
-                    self.transfer_leadership(frame)
+                    self._broker.hosting.transfer_leaderships(frame)
             case Ask():
-                self.questions.received(frame, reply)
+                self._questions.received(frame, reply)
             case _:
                 logger.warning(
                     "broker %d sent an unexpected message: %s",
@@ -354,13 +372,22 @@ class ClusterNode(Admission):
                     extra=event("peer.unexpected_message", peer=peer.broker),
                 )
 
-    async def _answer_read_index(self) -> int:
+    async def answer_read_index(self) -> int:
+        """Of the metadata leader, for the barrier of another broker."""
         return await self.group.read_index()
 
     # ---- what is sent ----
 
     def link_to(self, broker: BrokerId) -> DialledLink | None:
         return self.links.of(broker)
+
+    def is_connected(self, broker: BrokerId) -> bool:
+        """Whether there is a link to it; this broker is connected with itself."""
+        return broker == self.me or self.links.of(broker) is not None
+
+    def usable(self) -> list[BrokerId]:
+        """Brokers that are connected and not being drained: new replicas go there."""
+        return [one.id for one in self.state.brokers.values() if not one.is_draining and self.is_connected(one.id)]
 
     def _send_raft(self, messages: list[Message]) -> None:
         by_broker: dict[BrokerId, list[Message]] = {}
@@ -398,7 +425,7 @@ class ClusterNode(Admission):
 
     def _request_transfer(self, leader: BrokerId, frame: TransferLeadership) -> None:
         if leader == self.me:
-            self.transfer_leadership(frame)
+            self._broker.hosting.transfer_leaderships(frame)
         elif (link := self.links.of(leader)) is not None:
             link.send(frame)
 
@@ -408,11 +435,9 @@ class ClusterNode(Admission):
             leader = self.group.leader
             if leader is None or not self.has_joined.is_set():
                 continue
-            reaches_nats, leaders, positions = (
-                self.reaches_nats(),
-                self.unresponsive_leaders(),
-                self.unproven_positions(),
-            )
+            replicas = self._broker.hosting
+            reaches_nats, leaders = replicas.reaches_nats(), replicas.unresponsive_leaders()
+            positions = replicas.unproven_positions()
             if leader == self.me:
                 self.leading.reported_nats(self.me, reaches_nats)
                 self.leading.reported_unresponsive(self.me, leaders)
@@ -442,5 +467,6 @@ class ClusterNode(Admission):
         if peer is not None and type(wall_us) is int and 0 <= wall_us < _LATEST_US:
             self.clock.note(peer.broker, wall_us, asked_us)
 
-    async def _answer_clock(self) -> int:
+    async def answer_clock(self) -> int:
+        """The wall clock of this machine, microseconds since 1970 UTC."""
         return now_us()

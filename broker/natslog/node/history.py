@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from natslog.errors import NatslogError
 from natslog.log import StreamLog, fullest_disk
 from natslog.model import BrokerId
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
+from natslog.node.lag_history import LagHistory
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
@@ -101,18 +101,18 @@ class History:
         cluster: ClusterNode,
         hosting: Hosting,
         positions: Positions,
+        lag_history: LagHistory,
         *,
         folder: Path,
         problem: Callable[[], str | None],
         nats_connections: Callable[[], tuple[int, int]],
-        stopped_consumers: Callable[[], dict[str, list[str]]],
     ) -> None:
         """Args: `folder`: of the data. `problem`: why this broker is not ready. `nats_connections`: how many are up, of
         how many.
         """
         self._cluster, self._hosting, self._positions = cluster, hosting, positions
         self._folder, self._problem, self._nats_connections = folder, problem, nats_connections
-        self._stopped_consumers = stopped_consumers
+        self._lag_history = lag_history
         self._tick, self._free_bytes = 0, 0
         self._broker = np.zeros((len(OF_BROKER), SAMPLES))
         self._seen: dict[str, tuple[str, int, int]] = {}
@@ -122,21 +122,10 @@ class History:
         self._counted_s = 0.0
         self._gathered: asyncio.Future[dict[BrokerId, Series]] | None = None
         self._gathered_s = 0.0
-        self._task: asyncio.Task[None] | None = None
 
     # ---- life ----
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        self._task = asyncio.create_task(self._run(), name="history")
-        self._task.add_done_callback(
-            lambda task: None if task.cancelled() or (error := task.exception()) is None else on_bug("history", error)
-        )
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -259,13 +248,13 @@ class History:
             "broker": series,
             "problem": self._problem(),
             "disk_full_s": self._disk_full_s(),
-            "has_disk_room": self._hosting.services.has_disk_room,
+            "has_disk_room": self._hosting.around.has_disk_room,
             "kernels_problem": library.reason(),
             "nats_connections": self._nats_connections(),
             "streams": led,
             "behind": {str(broker): messages for broker, messages in behind.items()},
             "dedupe_short": self.dedupe_short,
-            "stopped_consumers": self._stopped_consumers(),
+            "stopped_consumers": self._lag_history.stopped,
         }
 
     @property
@@ -307,24 +296,14 @@ class History:
     async def at_leader(self, name: str) -> Series:
         """The history of a stream, at its leader; empty where it does not answer."""
         leader = self._cluster.state.stream(name).leader
-        if leader is None or leader == self._cluster.me:
+        if leader is None:
             return self.of_stream(name)
-        link = self._cluster.link_to(leader)
-        if link is None:
-            return {}
-        try:
-            found: Series = await link.ask("history", _ASK_WITHIN_S, stream=name)
-        except NatslogError as error:  # a broker of a version before has none
-            logger.debug("the history of stream %s is unknown: %s", name, error)
-            return {}
-        return found
+        return await self._cluster.requests.ask_if_up(leader, "history", _ASK_WITHIN_S, stream=name) or {}
 
     async def _of_each(self, what: str, own: Any) -> dict[BrokerId, Any]:
-        others = [one for one in self._cluster.state.brokers if one != self._cluster.me]
-        links = {one: link for one in others if (link := self._cluster.link_to(one)) is not None}
-        asks = [link.ask(what, _ASK_WITHIN_S) for link in links.values()]
-        answers = zip(links, await asyncio.gather(*asks, return_exceptions=True), strict=True)
-        return {self._cluster.me: own} | {number: answer for number, answer in answers if isinstance(answer, dict)}
+        others: dict[BrokerId, dict[str, Any]] = {one: {} for one in self._cluster.state.brokers}
+        others.pop(self._cluster.me, None)
+        return {self._cluster.me: own} | await self._cluster.requests.ask_others(what, _ASK_WITHIN_S, others)
 
 
 def _behind(stream: HostedStream) -> dict[BrokerId, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -61,20 +61,8 @@ class LagHistory:
         self._suspects = set[_Consumer]()
         self._moves: dict[_Consumer, tuple[int, int]] = {}  # when each last moved, and how long after the time before
         self._tick = 0
-        self._task: asyncio.Task[None] | None = None
-        cluster.questions.answerers["lag_history"] = self.here
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        self._task = asyncio.create_task(self._run(), name="history of lags")
-        self._task.add_done_callback(
-            lambda task: None if task.cancelled() or (error := task.exception()) is None else on_bug("lags", error)
-        )
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await self.sample()
             await asyncio.sleep(LAG_EVERY_S)
@@ -182,16 +170,9 @@ class LagHistory:
     async def at_leader(self, name: str) -> LagSeries:
         """Of a stream, at its leader; empty where it does not answer."""
         leader = self._cluster.state.stream(name).leader
-        if leader is None or leader == self._cluster.me:
+        if leader is None:
             return await self.here(name)
-        if (link := self._cluster.link_to(leader)) is None:
-            return {}
-        try:
-            found: LagSeries = await link.ask("lag_history", _ASK_WITHIN_S, stream=name)
-        except NatslogError as error:  # a broker of a version before has none
-            logger.debug("the lags of the consumers of stream %s are unknown: %s", name, error)
-            return {}
-        return found
+        return await self._cluster.requests.ask_if_up(leader, "lag_history", _ASK_WITHIN_S, stream=name) or {}
 
 
 def _shown(values: Iterable[int]) -> list[int | None]:

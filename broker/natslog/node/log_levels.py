@@ -6,11 +6,10 @@ loggers leaves those with a level of their own as they are. The audit log keeps 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any, TypeAlias
 
-from natslog.errors import BrokerUnavailable, InvalidRequest, NatslogError, did_you_mean
+from natslog.errors import InvalidRequest, did_you_mean
 from natslog.log_events import AUDIT_LOGGER, LEVELS, event
 from natslog.model import BrokerId
 from natslog.node.cluster_node import ClusterNode
@@ -45,19 +44,8 @@ class LogLevels:
         if broker is not None and broker not in brokers:
             raise InvalidRequest(f"there is no broker {broker}; there are {brokers}", broker=broker)
         _require_valid(**change)
-        return list(await asyncio.gather(*(self._of(one, change) for one in brokers if broker in (None, one))))
-
-    async def _of(self, broker: BrokerId, change: dict[str, str | None]) -> Levels:
-        try:
-            if broker == self._cluster.me:
-                return await self.here(**change)
-            link = self._cluster.link_to(broker)
-            if link is None:
-                raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
-            found: Levels = await link.ask("log_level", _ASK_WITHIN_S, **change)
-        except NatslogError as error:
-            return {"broker": broker, "problem": error.to_json()["error"]}
-        return found
+        asked = brokers if broker is None else [broker]
+        return await self._cluster.requests.ask_each(asked, "log_level", _ASK_WITHIN_S, **change)
 
     async def here(self, level: str | None = None, logger: str | None = None) -> Levels:
         """Of this broker, after the change. Raises InvalidRequest.

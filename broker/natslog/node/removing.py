@@ -43,6 +43,7 @@ from natslog.node.cluster_clock import StreamTime
 from natslog.node.replicas.companion_records import ERASED, REMOVED, RULES, Record
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 from natslog.node.threads import in_thread
 
 logger = logging.getLogger("natslog.node")
@@ -77,33 +78,15 @@ class ErasureBegun:
 
 
 class Removing:
-    """See the module."""
+    """See the module. Args: `tasks`: what takes long is one of them."""
 
-    def __init__(self, hosting: Hosting, executor: Executor) -> None:
-        self._hosting, self._executor = hosting, executor
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, hosting: Hosting, executor: Executor, tasks: Supervisor) -> None:
+        self._hosting, self._executor, self._tasks = hosting, executor, tasks
         self._slow: dict[HostedStream, asyncio.Task[None]] = {}  # what takes long goes on beside the others
         self._oldest: dict[HostedStream, tuple[ReplicaLog, OldestMessage]] = {}
         self._due_s: dict[HostedStream, float] = {}  # when something expires that does so before the next look
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("removing", error)
-
-        self._task = asyncio.create_task(self._run(), name="removing")
-        self._task.add_done_callback(ended)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            tasks = [self._task, *self._slow.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         look_s = 0.0
         while True:
             began_s = time.monotonic()
@@ -119,10 +102,7 @@ class Removing:
 
     async def _look_at_all(self) -> None:
         streams = list(self._hosting.streams.values())
-        for stream, task in list(self._slow.items()):
-            if task.done():
-                del self._slow[stream]
-                _check(task)
+        self._slow = {stream: task for stream, task in self._slow.items() if not task.done()}
         for stream in self._oldest.keys() - set(streams):
             del self._oldest[stream]
         self._due_s.clear()
@@ -143,14 +123,8 @@ class Removing:
         log, slow = stream.log, self._slow.get(stream)
         if log is None or (slow is not None and not slow.done()):
             return
-        if slow is not None:
-            _check(self._slow.pop(stream))
-        task = asyncio.create_task(self._served(stream, log, work), name=f"removals of {stream.name}")
+        task = self._slow[stream] = self._tasks.start(self._served(stream, log, work), f"removals of {stream.name}")
         await asyncio.wait([task], timeout=_OTHERS_WAIT_S)
-        if not task.done():
-            self._slow[stream] = task
-        else:
-            _check(task)
 
     @staticmethod
     async def _served(
@@ -376,12 +350,6 @@ def _stream_time(stream: HostedStream) -> StreamTime | None:
     if ingest is None or not decides_removals(stream.record, leads=stream.is_leading):
         return None
     return ingest.stream_time
-
-
-def _check(task: asyncio.Task[None]) -> None:
-    """Raises what has ended it: a bug."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
 
 
 def _snapshot(log: ReplicaLog) -> list[Record]:

@@ -10,10 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -44,6 +43,7 @@ from natslog.node.cluster_node import ClusterNode
 from natslog.node.metadata.entries import Request
 from natslog.node.removing import Erased, ErasureBegun, Removing, of_subject
 from natslog.node.replicas.hosting import Hosting
+from natslog.node.replicas.jetstream import StreamChange
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Upkeep
 from natslog.stream_settings import parse_settings, setting_fields
@@ -57,9 +57,6 @@ _READY_WITHIN_S = 10.0
 _LED_WITHIN_S = 2.0
 _WRITTEN_WITHIN_S = 5.0
 _POLL_S = 0.05
-
-
-StreamChange: TypeAlias = Literal["created", "updated", "deleted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +78,13 @@ class _Condition(TypedDict, total=False):
 
 
 class StreamOperations:
-    """See the module.
-
-    Attributes:
-        on_change: called with what was done here, and the name of the stream; for a repeated request perhaps again.
-    """
+    """See the module."""
 
     def __init__(
         self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, upkeep: Upkeep, removing: Removing
     ) -> None:
         self._config, self._cluster, self._hosting, self._upkeep = config, cluster, hosting, upkeep
         self._removing = removing
-        self.on_change: Callable[[StreamChange, str], None] = lambda change, name: None
-        cluster.questions.answerers["ready"] = self._answer_ready
 
     @property
     def _state(self) -> Metadata:
@@ -101,6 +92,10 @@ class StreamOperations:
 
     async def _propose(self, command: Command, request: Request | None) -> bool:
         return await self._cluster.group.propose(command, request)
+
+    def _publish(self, change: StreamChange, name: str) -> None:
+        """An advisory that this was done here; for a repeated request perhaps again."""
+        self._hosting.services.jetstream.advisories.changed(change, name)
 
     # ---- creating ----
 
@@ -127,7 +122,7 @@ class StreamOperations:
         created = await self._propose(command, request)
         await self._wait_until_ready(name, _READY_WITHIN_S if created else _LED_WITHIN_S)
         if created:
-            self.on_change("created", name)
+            self._publish("created", name)
         return created
 
     def _creation(self, name: str, settings: StreamSettings, owner: str) -> CreateStream:
@@ -148,7 +143,7 @@ class StreamOperations:
         )
 
     def _placed(self, settings: StreamSettings) -> tuple[BrokerId, ...]:
-        return Loads(self._state).place(settings.replicas, self.usable(), settings.placement_tags)
+        return Loads(self._state).place(settings.replicas, self._cluster.usable(), settings.placement_tags)
 
     # ---- importing ----
 
@@ -174,7 +169,7 @@ class StreamOperations:
             created = await self._propose(command, request)
             await self._wait_until_ready(name, _READY_WITHIN_S)
             if created:
-                self.on_change("created", name)
+                self._publish("created", name)
             return created
         if not record.lineage or record.lineage[-1].id != forks[-1].id:
             raise StreamConflict(
@@ -214,12 +209,6 @@ class StreamOperations:
         """
         await self._removing.record_gaps(stream)
 
-    def usable(self) -> list[BrokerId]:
-        """Brokers that are connected and not being drained: new replicas go there."""
-        brokers, me = self._state.brokers, self._cluster.me
-        connected = [one for one in brokers if one == me or self._cluster.link_to(one) is not None]
-        return [one for one in connected if not brokers[one].is_draining]
-
     def _check(self, settings: StreamSettings) -> None:
         """Raises InvalidRequest: what depends on this broker's settings."""
         plain = [subject for subject in settings.subjects if not is_wildcard(subject.split(".")[0])]
@@ -239,7 +228,7 @@ class StreamOperations:
                 return
             if record.leader == self._cluster.me:
                 async with asyncio.timeout(within_s):
-                    await self._answer_ready(name)
+                    await self.answer_ready(name)
             elif (link := self._cluster.link_to(record.leader)) is not None:
                 await link.ask("ready", within_s, name=name)
         except (TimeoutError, NatslogError) as error:
@@ -250,7 +239,7 @@ class StreamOperations:
                 extra=event("stream.no_leader_yet", stream=name),
             )
 
-    async def _answer_ready(self, name: str) -> None:
+    async def answer_ready(self, name: str) -> None:
         """Returns when the stream takes messages here."""
         give_up_at = time.monotonic() + _READY_WITHIN_S
         while (stream := self._hosting.streams.get(name)) is None or not stream.is_ready:
@@ -329,7 +318,9 @@ class StreamOperations:
         """These fields, and the number of replicas. Replicas leave brokers without the tags of the stream."""
         target: tuple[BrokerId, ...] = ()
         if is_resized or "placement_tags" in fields:
-            target = Loads(self._state).resize(record, settings.replicas, self.usable(), settings.placement_tags)
+            target = Loads(self._state).resize(
+                record, settings.replicas, self._cluster.usable(), settings.placement_tags
+            )
         if is_resized:
             command = ResizeReplicas(name=record.name, target=target, min_isr=settings.min_isr, **condition)
             await self._propose(command, request if not fields - {"min_isr"} else None)
@@ -341,7 +332,7 @@ class StreamOperations:
         if target and not is_resized and set(target) != set(record.target or record.replicas):
             await self._propose(MoveReplicas(name=record.name, target=target), None)
         await self._wait_until_reconciled(record.name)
-        self.on_change("updated", record.name)
+        self._publish("updated", record.name)
 
     async def pause(
         self, record: StreamRecord, paused: bool, request: Request | None = None, *, if_version: int | None = None
@@ -422,7 +413,7 @@ class StreamOperations:
         """Seals a stream that is led here. When this returns, nothing is appended to it any more.
 
         Args:
-            is_part_of_update: `on_change` was called for it already.
+            is_part_of_update: an advisory was published for it already.
 
         Raises:
             StreamNotFound, InvalidRequest.
@@ -431,7 +422,7 @@ class StreamOperations:
         await self._propose(SealStream(name=stream.name), request)
         await self._wait_until_reconciled(stream.name)
         if not is_part_of_update:
-            self.on_change("updated", stream.name)
+            self._publish("updated", stream.name)
         try:
             async with asyncio.timeout(_WRITTEN_WITHIN_S):
                 await stream.written()
@@ -467,7 +458,7 @@ class StreamOperations:
             if_version=UNSET if if_version is None else if_version,
         )
         await self._propose(command, request)
-        self.on_change("deleted", name)
+        self._publish("deleted", name)
 
     async def _wait_until_reconciled(self, name: str) -> None:
         """Until the replica here, if there is one, is as its record says."""

@@ -18,6 +18,7 @@ from natslog.http.access import RIGHTS
 from natslog.http.context import BROKER
 from natslog.http.table import ENDPOINTS
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
+from natslog.node.peers.requests import Requests
 from natslog.node.replicas.consumer_cursors import ConsumerCursors
 from natslog.node.replicas.consumer_records import ConsumerNumbers, ConsumerPosition
 from natslog.security.guard import Guard, Identity
@@ -77,7 +78,8 @@ class Api:
 
         streams = {name: record(name) for name in ("hidden", "partly", "wholly")}
         state = SimpleNamespace(streams=streams)
-        cluster: Any = SimpleNamespace(me=ME, state=state, link_to=lambda leader: link)
+        broker: Any = SimpleNamespace(answerers={})
+        cluster: Any = SimpleNamespace(me=ME, state=state, requests=Requests(ME, lambda leader: link, broker))
         security = Security(rules={rule.id: rule for rule in rules}) if rules else None
         self.rights = Guard(lambda: security, lambda: 0).rights(Identity("alice"))
         self.app = web.Application()

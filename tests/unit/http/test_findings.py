@@ -28,7 +28,7 @@ def test_window_of_message_ids_that_another_broker_states_is_a_finding() -> None
     record = StreamRecord(
         name="orders", id="1", settings=settings, created_us=0, leader=1, leader_epoch=1, replicas=(1,), isr=(1,)
     )
-    node: Any = SimpleNamespace(me=2, link_to=lambda _number: object())
+    node: Any = SimpleNamespace(me=2, is_connected=lambda _number: True)
     broker: Any = SimpleNamespace(
         cluster=node, state=SimpleNamespace(brokers=[1, 2], streams={"orders": record}), streams={}
     )

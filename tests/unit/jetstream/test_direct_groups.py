@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.jetstream import direct, direct_groups
-from natslog.jetstream.api import _frame
 from natslog.jetstream.direct_groups import FAILED, UNAVAILABLE, Group
 from natslog.jetstream.requests import MessageGetRequest
 from natslog.log import StreamLog
@@ -79,7 +78,7 @@ def plain(log: StreamLog, wanted: list[Wanted], most_bytes: int = MOST) -> dict[
             answer = direct.Answer(status.headers)
         if len(answer.headers) + len(answer.payload) > most_bytes:
             answer = direct.Answer(direct.Status(500, "Message Exceeds Maximum Payload").headers)
-        found[at] = _frame(b"_INBOX.%d" % at, answer)
+        found[at] = direct.frame(b"_INBOX.%d" % at, answer)
     return found
 
 
@@ -204,7 +203,7 @@ def test_a_status_goes_to_all(log_folder: Path, status: Any) -> None:
     group = Group(bucket(log_folder, {"k": b"0"}), "A", requests_of(["k", "none", 1]), MOST)
     found = split(b"".join(group.all_with(status)))
     assert [found[at] for at in range(3)] == [
-        _frame(b"_INBOX.%d" % at, direct.Answer(status.tobytes())) for at in range(3)
+        direct.frame(b"_INBOX.%d" % at, direct.Answer(status.tobytes())) for at in range(3)
     ]
     assert not list(group.all_with(status)), "none waits any more"
 

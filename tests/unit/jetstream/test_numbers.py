@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +130,10 @@ def test_what_is_busy_is_waited_for_until_the_deadline(log: ReplicaLog, busy: st
             ended.set()
 
 
+def services_of(numbers: Callable[..., Awaitable[list[ConsumerPosition]]]) -> SimpleNamespace:
+    return SimpleNamespace(jetstream=SimpleNamespace(consumers=SimpleNamespace(numbers=numbers)))
+
+
 def test_all_streams_of_a_request_have_one_deadline() -> None:
     deadlines: list[float] = []
 
@@ -139,8 +143,8 @@ def test_all_streams_of_a_request_have_one_deadline() -> None:
         return []
 
     streams = {name: SimpleNamespace(log=object(), has_companion_records=True) for name in ("a", "b")}
-    hosting: Any = SimpleNamespace(streams=streams, services=SimpleNamespace(consumer_numbers=numbers))
-    positions: Any = SimpleNamespace(may_be_stated_by=lambda stream: True)
+    hosting: Any = SimpleNamespace(streams=streams, services=services_of(numbers))
+    positions: Any = SimpleNamespace(led=streams.get)
     cluster: Any = SimpleNamespace()
     begun_s = time.monotonic()
     found = asyncio.run(ConsumerCursors(cluster, hosting, positions).here(["a", "b", "c"], None, COUNT_WITHIN_S))
@@ -168,8 +172,8 @@ def test_others_get_the_event_loop_between_streams_with_few_consumers(consumers:
         counting = asyncio.create_task(count_turns())
         names = [str(at) for at in range(500)]
         streams = {name: SimpleNamespace(log=object(), has_companion_records=True) for name in names}
-        hosting: Any = SimpleNamespace(streams=streams, services=SimpleNamespace(consumer_numbers=numbers))
-        positions: Any = SimpleNamespace(may_be_stated_by=lambda stream: True)
+        hosting: Any = SimpleNamespace(streams=streams, services=services_of(numbers))
+        positions: Any = SimpleNamespace(led=streams.get)
         cluster: Any = SimpleNamespace()
         assert list(await ConsumerCursors(cluster, hosting, positions).here(names, None, COUNT_WITHIN_S)) == names
         counting.cancel()
@@ -185,7 +189,7 @@ def test_consumers_of_one_stream_may_change_while_others_have_the_event_loop(log
     stored = ConsumerRecord(created_us=NOW_US, config=config, start=2, resume=2).to_bytes()
 
     async def numbers() -> list[int | None]:
-        broker: Any = SimpleNamespace(hosting=SimpleNamespace(services=SimpleNamespace()), leaf=None)
+        broker: Any = SimpleNamespace(leaf=None, halt=None)
         serving = ConsumerServing(broker)
         led, _ = served_of(log, object())
         stream: Any = led.stream
@@ -214,7 +218,7 @@ def test_consumers_of_one_stream_may_change_while_others_have_the_event_loop(log
 
         led.settle_until = changing  # type: ignore[method-assign]
         turn = asyncio.create_task(other())
-        found = await broker.hosting.services.consumer_numbers(stream, None, time.monotonic() + 60)
+        found = await serving.numbers(stream, None, time.monotonic() + 60)
         await turn
         assert [one.name for one in found] == names, "all positions are known"
         return [None if one.numbers is None else one.numbers.num_pending for one in found]

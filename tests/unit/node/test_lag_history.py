@@ -37,9 +37,7 @@ class _Lags:
 def history_of(lags: _Lags, cursors: list[SimpleNamespace], positions: Sequence[ConsumerPosition] = ()) -> LagHistory:
     """Of a broker that leads the stream `s`, of which 100 messages are committed."""
     record = SimpleNamespace(id="1", leader=1)
-    cluster = SimpleNamespace(
-        me=1, state=SimpleNamespace(streams={"s": record}), questions=SimpleNamespace(answerers={})
-    )
+    cluster = SimpleNamespace(me=1, state=SimpleNamespace(streams={"s": record}))
     stream = SimpleNamespace(record=record, log=SimpleNamespace(high_watermark=100))
 
     async def counted(names: list[str], count_within_s: float) -> dict[str, list[ConsumerPosition]]:

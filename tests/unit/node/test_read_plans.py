@@ -32,8 +32,7 @@ class Link:
 
 def plans_of(link: Link) -> ReadPlans:
     cluster: Any = SimpleNamespace(me=1, link_to=lambda leader: link if leader == 2 else None)
-    hosting: Any = SimpleNamespace(streams={})
-    return ReadPlans(cluster, hosting, SimpleNamespace(), ThreadPoolExecutor(1))  # type: ignore[arg-type]
+    return ReadPlans(cluster, SimpleNamespace(), ThreadPoolExecutor(1))  # type: ignore[arg-type]
 
 
 def stated(**fields: Any) -> dict[str, Any]:

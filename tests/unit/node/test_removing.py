@@ -21,6 +21,7 @@ from natslog.log.visibility import Rule
 from natslog.model import Epoch
 from natslog.node import removing as removing_module
 from natslog.node.removing import Removing
+from natslog.node.supervisor import Supervisor
 from tests.conftest import open_log
 from tests.unit.node.replicas.upkeep_stage import hosted
 
@@ -63,13 +64,13 @@ def test_a_stream_that_fails_is_tried_again_and_does_not_end_the_task(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(stream.log.upkeep, "apply_rules", apply_rules)
         with ThreadPoolExecutor(1) as executor:
-            removing = Removing(_Hosting(stream), executor)  # type: ignore[arg-type]
-            removing.start(lambda *bug: ended.append(bug))
+            tasks = Supervisor(lambda *bug: ended.append(bug))
+            tasks.start(Removing(_Hosting(stream), executor, tasks).run(), "removing")  # type: ignore[arg-type]
             try:
                 async with asyncio.timeout(60):
                     await applied.wait()
             finally:
-                await removing.stop()
+                await tasks.stop()
 
     asyncio.run(run())
     assert ended == []
@@ -142,12 +143,12 @@ def test_messages_past_the_age_limit_are_hidden_at_their_time_and_idle_streams_a
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as executor:
-            removing = Removing(_Hosting(stream), executor)  # type: ignore[arg-type]
-            removing.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+            tasks = Supervisor(lambda what, error: pytest.fail(f"{what}: {error}"))
+            tasks.start(Removing(_Hosting(stream), executor, tasks).run(), "removing")  # type: ignore[arg-type]
             async with asyncio.timeout(30):
                 while not moved:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            await removing.stop()
+            await tasks.stop()
 
     asyncio.run(run())
     assert moved == [2]
@@ -173,7 +174,8 @@ def test_a_stream_that_takes_long_does_not_delay_the_others(monkeypatch: pytest.
     async def run() -> None:
         hosting: Any = _Hosting(Stream("slow"))
         hosting.streams["quick"] = Stream("quick")
-        removing, held = Removing(hosting, None), asyncio.Event()  # type: ignore[arg-type]
+        tasks = Supervisor(lambda what, error: pytest.fail(f"{what}: {error}"))
+        removing, held = Removing(hosting, None, tasks), asyncio.Event()  # type: ignore[arg-type]
 
         async def maintain(stream: Any, log: Any) -> None:
             served[stream.name] += 1
@@ -181,7 +183,7 @@ def test_a_stream_that_takes_long_does_not_delay_the_others(monkeypatch: pytest.
                 await held.wait()
 
         monkeypatch.setattr(removing, "_maintain", maintain)
-        removing.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+        tasks.start(removing.run(), "removing")
         async with asyncio.timeout(30):
             while served["quick"] < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -189,6 +191,6 @@ def test_a_stream_that_takes_long_does_not_delay_the_others(monkeypatch: pytest.
             held.set()
             while served["slow"] < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await removing.stop()
+        await tasks.stop()
 
     asyncio.run(run())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Sequence
 
 from natslog.errors import NatslogError
 from natslog.jetstream import errors
@@ -16,8 +15,9 @@ from natslog.jetstream.consumers.positions import chosen, positions_of
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.log_events import event
 from natslog.node.broker import Broker
-from natslog.node.replicas.consumer_records import ConsumerPosition
+from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 
 logger = logging.getLogger("natslog.jetstream")
 
@@ -35,15 +35,8 @@ class ConsumerServing:
         self._broker = broker
         self._led: dict[HostedStream, LedConsumers] = {}
         self._pushing: set[ServedConsumer] = set()  # those that deliver to a subject
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor(broker.halt, on_failure=_log_failure)
         self._turn = asyncio.Lock()
-        services = broker.hosting.services
-        services.lead_consumers, services.end_consumers = self.lead, self.end
-        services.import_consumers = import_consumers
-        services.consumer_positions, services.consumer_numbers = self._positions_of, self._numbers_of
-        if broker.leaf is not None:
-            broker.leaf.on_interest = self._interest_changed
-            broker.leaf.on_state = self._link_changed
 
     def of(self, stream: HostedStream) -> LedConsumers | None:
         """None: they are not served here, or there is no leafnode connection in the settings."""
@@ -68,11 +61,11 @@ class ConsumerServing:
     def count(self) -> int:
         return sum(len(led.consumers) for led in self._led.values())
 
-    def _positions_of(self, stream: HostedStream) -> list[ConsumerPosition]:
+    def positions(self, stream: HostedStream) -> list[ConsumerPosition]:
         led = self._led.get(stream)
         return positions_of(stream, {} if led is None else led.consumers)
 
-    async def _numbers_of(self, stream: HostedStream, name: str | None, deadline_s: float) -> list[ConsumerPosition]:
+    async def numbers(self, stream: HostedStream, name: str | None, deadline_s: float) -> list[ConsumerPosition]:
         names, found = chosen(stream, name), list[ConsumerPosition]()
         for first in range(0, len(names), _AT_ONCE):
             if first:
@@ -111,10 +104,10 @@ class ConsumerServing:
                 records_of=self._broker.removing.records_of,
                 is_led_here=self._broker.positions.is_led_here,
                 pushing=self._pushing,
-                spawn=self._spawn,
+                spawn=self._tasks.start,
             )
             self._led[stream] = led
-            self._spawn(self._begin(stream, led), f"the consumers of {stream.name}")
+            self._tasks.start(self._begin(stream, led), f"the consumers of {stream.name}")
 
     async def _begin(self, stream: HostedStream, led: LedConsumers) -> None:
         """As soon as this broker has all committed records of the companion log: the last ones state what was acked.
@@ -159,6 +152,10 @@ class ConsumerServing:
             line = "409 Consumer Deleted" if is_deleted else "409 Leadership Change"
             await led.end(line, is_deleted=is_deleted)
 
+    async def import_consumers(self, stream: HostedStream, origins: Sequence[ConsumerOrigin]) -> list[tuple[str, str]]:
+        """See `importing`."""
+        return await import_consumers(stream, origins)
+
     async def serve(self, api_prefix: str | None) -> None:
         """The API is served at other subjects, or not any more."""
         if api_prefix == self.api_prefix:
@@ -173,36 +170,18 @@ class ConsumerServing:
         self.api_prefix = None
         led, self._led = self._led, {}
         await asyncio.gather(*(one.end(line) for one in led.values()))
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.stop()
 
-    def _interest_changed(self, subject: str) -> None:
+    def interest_changed(self, subject: str) -> None:
         """Subscribers of this subject, which may have wildcards, have come or gone."""
         for served in list(self._pushing):
             served.look_at_interest()
 
-    def _link_changed(self, up: bool) -> None:
+    def link_changed(self, is_up: bool) -> None:
+        """Of the leafnode connection."""
         for led in self._led.values():
-            (led.link_is_up if up else led.link_is_down)()
+            (led.link_is_up if is_up else led.link_is_down)()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, NatslogError):
-                logger.warning(
-                    "%s ended: %s",
-                    task.get_name(),
-                    error.message,
-                    extra=event("consumer.task_ended", reason=error.code),
-                )
-            else:
-                self._broker.halt(task.get_name(), error)
+def _log_failure(task: str, error: NatslogError) -> None:
+    logger.warning("%s ended: %s", task, error.message, extra=event("consumer.task_ended", reason=error.code))

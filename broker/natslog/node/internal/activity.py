@@ -52,7 +52,7 @@ _PER_START = 1 << 32
 
 
 class ActivityStream:
-    """Of one broker; `start` and `stop` it in the event loop.
+    """Of one broker.
 
     Args:
         directory: of the data folder of this broker. `life`: which start of a process on it this is. Events are
@@ -68,14 +68,10 @@ class ActivityStream:
         self._life, self._reported = life, 0
         self._waiting: deque[Numbered] = deque()
         self._dropped = 0
-        self._wanted = asyncio.Event()
+        self._wanted = self._changes.news
         self._stored: tuple[int, int] | None = None  # metadata term, and number of the last event that is stored
         self._stopped: dict[BrokerId, str] = {}  # incarnations that have no session
         self._has_room = True
-        self._task: asyncio.Task[None] | None = None
-        self._changes.changed = self._wanted.set
-        cluster.questions.answerers["activity"] = self.here
-        hosting.services.report = self._report_replica
 
     @property
     def dropped(self) -> int:
@@ -112,7 +108,8 @@ class ActivityStream:
             self._dropped += 1
         self._wanted.set()
 
-    def _report_replica(self, kind: Kind, stream: str, stream_id: str, message: str) -> None:
+    def report_replica(self, kind: Kind, stream: str, stream_id: str, message: str) -> None:
+        """Of a replica on this broker."""
         self.report(kind, stream=stream, stream_id=stream_id, broker=self._cluster.me, message=message)
 
     def report_request(self, facts: dict[str, Any]) -> None:
@@ -132,28 +129,14 @@ class ActivityStream:
 
     # ---- life ----
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("activity", error)
-
-        self._task = asyncio.create_task(self._run(), name="activity")
-        self._task.add_done_callback(ended)
-
-    async def stop(self) -> None:
-        """Sends the events that wait, if that takes no longer than a moment."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        await asyncio.wait([self._task])
+    async def deliver_last(self) -> None:
+        """Sends the events that wait, if that takes no longer than a moment: after `run` was cancelled."""
         if self._has_cluster:
             with suppress(TimeoutError, NatslogError):
                 async with asyncio.timeout(_LAST_WITHIN_S):
                     await self._deliver()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await wait_for_at_most(_EVERY_S, self._wanted.wait())
             await asyncio.sleep(_GATHER_S)
@@ -172,7 +155,7 @@ class ActivityStream:
     # ---- what is noticed here ----
 
     def _note_room(self) -> None:
-        has_room = self._hosting.services.has_room
+        has_room = self._hosting.around.has_room
         if has_room == self._has_room:
             return
         self._has_room = has_room
@@ -235,12 +218,10 @@ class ActivityStream:
         """
         rows = _rows_of(events)
         leader = self._cluster.state.stream(STREAM).leader
-        if leader == self._cluster.me:
-            return await self.here(producer, rows)
-        link = None if leader is None else self._cluster.link_to(leader)
-        if link is None:
+        if leader is None:
             raise NatslogError(f"the leader of stream {STREAM} is unavailable")
-        return int(await link.ask("activity", _ASK_WITHIN_S, producer=producer, rows=rows))
+        requests = self._cluster.requests
+        return int(await requests.ask(leader, "activity", _ASK_WITHIN_S, producer=producer, rows=rows))
 
     async def here(self, producer: str, rows: Sequence[Sequence[Any]]) -> int:
         """Appends events to the stream, which is led here. Returns the number of the last one that is stored.

@@ -36,6 +36,7 @@ from natslog.node.replicas.direct_append import not_leading, wait_until_committe
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 
 logger = logging.getLogger("natslog.node")
 
@@ -55,8 +56,11 @@ class _Call:
 class CursorLeader:
     """Of one broker; it answers where the broker leads `__cursors`."""
 
-    def __init__(self, group: MetadataGroup, hosting: Hosting, positions: Positions, readers: Executor) -> None:
-        self._group, self._hosting, self._positions, self._readers = group, hosting, positions, readers
+    def __init__(
+        self, group: MetadataGroup, hosting: Hosting, positions: Positions, readers: Executor, tasks: Supervisor
+    ) -> None:
+        self._group, self._hosting, self._positions = group, hosting, positions
+        self._readers, self._tasks = readers, tasks
         self._table = CursorTable()
         self._of: LeaderReplica | None = None  # the role that the table belongs to
         self._turn = asyncio.Lock()  # of building the table, and of appending
@@ -94,8 +98,7 @@ class CursorLeader:
         self._waiting.append(call)
         self._waiting_rows += len(changes)
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write(), name="cursors", context=Context())
-            self._writing.add_done_callback(self._ended)
+            self._writing = self._tasks.start(self._write(), "cursors", context=Context())
         return await asyncio.shield(call.done)
 
     async def remove_stale(self) -> None:
@@ -159,10 +162,6 @@ class CursorLeader:
                     await self._write_group(self._taken())
         finally:
             self._writing = None
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._hosting.services.on_bug("cursors", error)
 
     def _taken(self) -> list[_Call]:
         """The calls that wait; so many at once that they are appended quickly."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from natslog.node.cluster_node import ClusterNode
 from natslog.node.internal.cursor_leader import CursorLeader
 from natslog.node.internal.keeper import Keeper
 from natslog.node.metadata.entries import Request
+from natslog.node.peers.questions import Answerer
 
 logger = logging.getLogger("natslog.node")
 
@@ -40,12 +41,11 @@ _PASSING = (NoLeader, NotLeader, NotReady, BrokerUnavailable, ShuttingDown)
 
 
 class Cursors:
-    """Of one broker; `start` and `stop` it in the event loop."""
+    """Of one broker. Attributes: `answerers`: of requests of other brokers."""
 
     def __init__(self, cluster: ClusterNode, leader: CursorLeader, keeper: Keeper) -> None:
         self._cluster, self._leader, self._keeper = cluster, leader, keeper
-        self._task: asyncio.Task[None] | None = None
-        cluster.questions.answerers |= {
+        self.answerers: dict[str, Answerer] = {
             "cursors": self._answer_find,
             "change_cursors": self._answer_change,
             "create_cursors": self._answer_create,
@@ -124,7 +124,7 @@ class Cursors:
         leader = None if record is None else record.leader
         arguments = arguments | {"as_of": self._cluster.group.raft.applied}
         if leader == self._cluster.me:
-            return await self._cluster.questions.answerers[what](**arguments)
+            return await self.answerers[what](**arguments)
         return await self._ask(leader, what, **arguments)
 
     async def _ask(self, broker: BrokerId | None, what: str, **arguments: Any) -> Any:
@@ -159,22 +159,7 @@ class Cursors:
 
     # ---- life ----
 
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("cursors", error)
-
-        self._task = asyncio.create_task(self._run(), name="cursors")
-        self._task.add_done_callback(ended)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
             try:

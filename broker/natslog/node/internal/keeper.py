@@ -43,7 +43,7 @@ class Keeper:
         """Once all brokers of a new cluster are registered, or after a while. Raises NatslogError."""
         if not self._cluster.group.is_leader or name in self._state.streams or self._waits_for_brokers():
             return
-        usable = self._usable()
+        usable = self._cluster.usable()
         if not usable:
             return
         count = min(_MOST_REPLICAS, len(usable))
@@ -61,14 +61,8 @@ class Keeper:
         """Otherwise the stream of a new cluster would be on its first broker only, and be copied a moment later."""
         if self._wanted_since_s is None:
             self._wanted_since_s = time.monotonic()
-        missing = len(self._cluster.group.raft.membership.members) > len(self._usable())
+        missing = len(self._cluster.group.raft.membership.members) > len(self._cluster.usable())
         return missing and time.monotonic() - self._wanted_since_s < _BROKERS_WITHIN_S
-
-    def _usable(self) -> list[BrokerId]:
-        """Brokers that are connected and not being drained."""
-        brokers, me = self._state.brokers, self._cluster.me
-        connected = [one for one in brokers if one == me or self._cluster.link_to(one) is not None]
-        return [one for one in connected if not brokers[one].is_draining]
 
     async def resize(self, name: str) -> None:
         """The stream to as many replicas as there can be. Raises NatslogError."""
@@ -94,7 +88,7 @@ class Keeper:
             return None
         if count < len(record.replicas):
             return tuple(kept[:count]) if len(kept) >= count else None
-        usable = [*dict.fromkeys([*kept, *self._usable()])]
+        usable = [*dict.fromkeys([*kept, *self._cluster.usable()])]
         if len(usable) < count:  # a broker that is not connected cannot be copied to
             return None
         try:

@@ -6,8 +6,8 @@ of an event is made of the index of its command in the metadata log, and is the 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
 
 import msgspec
 
@@ -28,13 +28,13 @@ class RecentChanges:
     """Bounded: the oldest events are dropped.
 
     Attributes:
-        changed: called when there are new events.
+        news: set when there are new events.
         is_reporting: whether this broker is to report the events that it keeps. `dropped`: events that it should have
             reported, and had no room for.
     """
 
     def __init__(self) -> None:
-        self.changed: Callable[[], None] = lambda: None
+        self.news = asyncio.Event()
         self.is_reporting = False
         self.dropped = 0
         self._recent: deque[Numbered] = deque()
@@ -59,7 +59,7 @@ class RecentChanges:
         while len(self._recent) > _MOST:
             self._recent.popleft()
             self.dropped += self.is_reporting
-        self.changed()
+        self.news.set()
 
     def after(self, number: int) -> list[Numbered]:
         """The events that are kept, behind that number."""

@@ -40,6 +40,8 @@ _REDIAL_S = (0.1, 1.0)
 _GUEST_S = 30.0
 _COMPLAIN_EVERY_S = 30.0
 
+OnFetched = Callable[[FetchResponse, memoryview], None]
+
 
 class DialledLink:
     """The link from this broker to another one, dialled again whenever it is lost."""
@@ -52,7 +54,7 @@ class DialledLink:
         self.problem = "no connection was made yet"
         self.refusal: NatslogError | None = None  # what the last handshake ended with
         self.is_self = False
-        self.on_fetched: Callable[[FetchResponse, memoryview], None] | None = None
+        self._on_fetched: OnFetched | None = None
         self._owner = owner
         self._session = session
         self._tls = tls
@@ -73,6 +75,10 @@ class DialledLink:
         """Why the link is not up, as an error of the API."""
         is_refusal = self.refusal is not None and self.refusal.message == self.problem
         return self.refusal if self.refusal and is_refusal else BrokerUnavailable(self.problem)
+
+    def begin_fetching(self, on_fetched: OnFetched) -> None:
+        """Answers to fetches are passed to this function from now on."""
+        self._on_fetched = on_fetched
 
     def send(self, frame: Frame) -> bool:
         return self._socket is not None and self._is_up and self._socket.send(frame)
@@ -144,8 +150,8 @@ class DialledLink:
 
     def _dispatch(self, frame: Frame, payload: memoryview) -> None:
         match frame:
-            case FetchResponse() if self.on_fetched is not None:
-                self.on_fetched(frame, payload)
+            case FetchResponse() if self._on_fetched is not None:
+                self._on_fetched(frame, payload)
             case Answered(number=number, result=result, error=error):
                 future = self._asked.get(number)
                 if future is not None and not future.done():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from natslog.errors import NatslogError, Overloaded
 from natslog.log_events import event
 from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, Payload, decode_value
+from natslog.node.supervisor import Supervisor
 from natslog.request_ids import handling
 
 logger = logging.getLogger("natslog.cluster")
@@ -22,21 +22,25 @@ Reply = Callable[[Frame, Payload | None], None]
 Answerer = Callable[..., Awaitable[Any]]
 
 
-class Questions:
-    """Attributes: `answerers`: the function that answers each kind of request, called with its arguments by name."""
+class Answering(Protocol):
+    @property
+    def answerers(self) -> Mapping[str, Answerer]:
+        """The function that answers each kind of request, called with its arguments by name."""
 
-    def __init__(self, **answerers: Answerer) -> None:
-        self.answerers = answerers
-        self._tasks: set[asyncio.Task[None]] = set()
+
+class Questions:
+    """Args: `broker`: what answers."""
+
+    def __init__(self, broker: Answering) -> None:
+        self._broker = broker
+        self._tasks = Supervisor(_log_bug)
 
     def received(self, ask: Ask, reply: Reply) -> None:
         """Answers on the link from which the request was received."""
         if len(self._tasks) >= _MOST_QUESTIONS:
             reply(_failure(ask, Overloaded("too many requests at once")), None)
             return
-        task = asyncio.create_task(self._answer(ask, reply), name=f"answering {ask.what}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._answer(ask, reply), f"answering {ask.what}")
 
     async def _answer(self, ask: Ask, reply: Reply) -> None:
         with handling(ask.request_id):
@@ -44,7 +48,7 @@ class Questions:
 
     async def _answer_to(self, ask: Ask) -> Answered:
         try:
-            result = await self.answerers[ask.what](**decode_value(ask.arguments))
+            result = await self._broker.answerers[ask.what](**decode_value(ask.arguments))
         except NatslogError as error:
             return _failure(ask, error)
         except (KeyError, TypeError, ValueError) as error:
@@ -54,9 +58,13 @@ class Questions:
             return _failure(ask, NatslogError(f"{ask.what}: {error!r}"))
         return _answered(ask, msgspec.json.encode(result))
 
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+
+def _log_bug(task: str, error: BaseException) -> None:
+    """The other broker gets no answer; all else goes on."""
+    logger.error("%s failed: %r", task, error, exc_info=error, extra=event("peer.request_error"))
 
 
 def _answered(ask: Ask, result: bytes) -> Answered:

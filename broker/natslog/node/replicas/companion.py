@@ -179,7 +179,7 @@ class Companion:
                 erased = ErasedOffsets.from_bytes(data, source)
                 log.visibility.removed.record(erased.bitmap(source))  # first: views that begin now do not have them
                 log.erasures.add(erased, source)
-                driver.services.wake_upkeep()
+                driver.services.broker.upkeep_due()
             elif kind == RULES:
                 log.visibility.count_anew(int(data), log.log_start_offset)
                 adopt_settings(log, driver.record)
@@ -232,7 +232,9 @@ class CompanionLog:
 
     def deliver_soon(self) -> None:
         if self._delivery is None and not self._is_closed and self.delivered < self.log.high_watermark:
-            self._delivery = self._driver.services.spawn(self._deliver_all(), f"records of {self.replicated.name}")
+            self._delivery = self._driver.services.tasks.start(
+                self._deliver_all(), f"records of {self.replicated.name}"
+            )
 
     async def _deliver_all(self) -> None:
         try:
@@ -316,7 +318,7 @@ class CompanionLog:
         request = _Request(records, asyncio.get_running_loop().create_future(), covers)
         self._queue.append(request)
         if self._writer is None:
-            self._writer = self._driver.services.spawn(self._write(), f"appending to {self.replicated.name}")
+            self._writer = self._driver.services.tasks.start(self._write(), f"appending to {self.replicated.name}")
         return request
 
     async def _committed(self, request: _Request) -> int:

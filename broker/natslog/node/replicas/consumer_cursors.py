@@ -3,7 +3,7 @@
 The name of such a cursor is `jetstream:` and the name of the consumer. No other cursor can have this name, because
 names of cursors have no colon. It cannot be set or deleted, and nothing is stored for it: its position is that of the
 consumer. How far that is, and what its numbers are, is decided where consumers are served
-(`natslog.jetstream.consumers`), which sets `Services.consumer_positions` and `consumer_numbers`.
+(`natslog.jetstream.consumers`); see `node.replicas.jetstream.Consumers`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from natslog.cluster.cursor_table import not_found
 from natslog.cluster.cursors import CONSUMER_PREFIX, CursorRecord
-from natslog.errors import NatslogError, NoLeader
+from natslog.errors import NoLeader
 from natslog.model import BrokerId, Offset, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.consumer_records import ConsumerNumbers, ConsumerPosition
@@ -63,7 +63,7 @@ class ConsumerCursors:
                 await asyncio.sleep(0)
             looked_at += 1
             if (stream := self._led(name)) is not None:
-                positions = await self._hosting.services.consumer_numbers(stream, consumer, deadline_s)
+                positions = await self._hosting.services.jetstream.consumers.numbers(stream, consumer, deadline_s)
                 looked_at += len(positions)
                 if self._led(name) is stream:
                     found[name] = positions
@@ -73,13 +73,12 @@ class ConsumerCursors:
         """Of all streams that are led here and have consumers."""
         names = [name for name, stream in self._hosting.streams.items() if len(stream.consumers)]
         led = ((name, stream) for name in names if (stream := self._led(name)) is not None)
-        return {name: found for name, stream in led if (found := self._hosting.services.consumer_positions(stream))}
+        consumers = self._hosting.services.jetstream.consumers
+        return {name: found for name, stream in led if (found := consumers.positions(stream))}
 
     def _led(self, name: str) -> HostedStream | None:
-        stream = self._hosting.streams.get(name)
-        if stream is None or stream.log is None or not self._positions.may_be_stated_by(stream):
-            return None
-        return stream if stream.has_companion_records else None
+        stream = self._positions.led(name)
+        return stream if stream is not None and stream.has_companion_records else None
 
     async def find(
         self,
@@ -167,14 +166,8 @@ class ConsumerCursors:
     async def _answer(
         self, leader: BrokerId, within_s: float, arguments: Mapping[str, Any]
     ) -> dict[str, list[ConsumerPosition]] | None:
-        if (link := self._cluster.link_to(leader)) is None:
-            return None
-        try:
-            answer: Any = await link.ask("consumer_positions", within_s, **arguments)
-        except NatslogError as error:
-            logger.debug("the positions of consumers that broker %d serves are unknown: %s", leader, error.message)
-            return None
-        return msgspec.convert(answer, dict[str, list[ConsumerPosition]])
+        answer = await self._cluster.requests.ask_if_up(leader, "consumer_positions", within_s, **arguments)
+        return None if answer is None else msgspec.convert(answer, dict[str, list[ConsumerPosition]])
 
 
 def cursor_of(record: StreamRecord, position: ConsumerPosition) -> CursorRecord:

@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any
 
 from natslog.arrow import ipc
 from natslog.cluster.roles import Matching
@@ -32,6 +31,7 @@ from natslog.node.peers.links import DialledLink
 from natslog.node.peers.messages import FetchAnswer, FetchRequest, FetchResponse
 from natslog.node.peers.pieces import ask_for_pieces
 from natslog.node.replicas.replicated_log import ReplicatedLog
+from natslog.node.supervisor import OnBug, Supervisor
 from natslog.node.threads import in_thread
 from natslog.node.writes.disk_pace import DiskPace
 
@@ -59,7 +59,7 @@ class Fetcher:
         incarnation: str,
         executor: Executor,
         pace: DiskPace,
-        on_bug: Callable[[str, BaseException], None],
+        on_bug: OnBug,
     ) -> None:
         self.leader = leader
         self.last_contact_ms = monotonic_ms()
@@ -76,11 +76,10 @@ class Fetcher:
         self._is_closed = False
         self._session: tuple[DialledLink, Hello | None] | None = None
         self._something = asyncio.Event()
-        self._adopting: dict[StreamId, asyncio.Task[None]] = {}
+        self._adopting: set[StreamId] = set()
         self._complained_s = -_COMPLAIN_EVERY_S
-        self._on_bug = on_bug
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._spawn(self._run(), f"fetching from broker {leader}")
+        self._tasks = Supervisor(on_bug)
+        self._tasks.start(self._run(), f"fetching from broker {leader}")
 
     def follow(self, stream: ReplicatedLog) -> None:
         self._streams[stream.id] = stream
@@ -92,17 +91,6 @@ class Fetcher:
         if self._streams.pop(stream.id, None) is not None:
             self._forget.add(stream.id)
             self._changed.pop(stream.id, None)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """What may fail in operation is dealt with where it fails: anything else is a bug, and stops the broker."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_bug(task.get_name(), error)
 
     @property
     def streams(self) -> list[ReplicatedLog]:
@@ -134,7 +122,7 @@ class Fetcher:
         """The leader forgets what it was told before."""
         self._session, self._forget = (link, link.peer), set()
         self._changed = dict.fromkeys(self._streams)
-        link.on_fetched = self._on_fetched
+        link.begin_fetching(self._on_fetched)
         return self._ask(begins=True)
 
     def _ask(self, *, begins: bool = False) -> bool:
@@ -167,7 +155,7 @@ class Fetcher:
         if self._is_asked and response.number == self._number and not self._is_closed:
             self._is_asked, self._is_taking = False, True
             self.last_contact_ms = monotonic_ms()
-            begin(self._take(response, payload), f"records from broker {self.leader}", self._spawn)
+            begin(self._take(response, payload), f"records from broker {self.leader}", self._tasks.start)
 
     async def _take(self, response: FetchResponse, payload: memoryview) -> None:
         works, position = list[Awaitable[None]](), 0
@@ -195,7 +183,8 @@ class Fetcher:
         stream.leader_starts_at(answer.epoch, answer.log_start_offset)  # first: a full disk may need what it frees
         if stream.lacks_ids(answer.epoch, answer.ids_serial):
             if stream.id not in self._adopting:  # beside the fetches of other streams; then this one is asked again
-                self._adopting[stream.id] = asyncio.create_task(self._adopt_ids(stream, answer))
+                self._adopting.add(stream.id)
+                self._tasks.start(self._adopt_ids(stream, answer), f"message ids of {stream.name}")
             return
         try:
             has_changed = await stream.answered(
@@ -220,7 +209,7 @@ class Fetcher:
         except NatslogError as error:
             self._complain(stream, error)
         finally:
-            del self._adopting[stream.id]
+            self._adopting.discard(stream.id)
             self._again(stream)
 
     def _complain(self, stream: ReplicatedLog, error: NatslogError) -> None:
@@ -265,11 +254,7 @@ class Fetcher:
     async def close(self) -> None:
         """No write is in progress when this returns."""
         self._is_closed = True
-        tasks = [*self._tasks, *self._adopting.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.stop()
 
 
 def _append_copies(log: ReplicaLog, name: str, epoch: Epoch, data: memoryview) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -19,7 +19,7 @@ from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.errors import BrokerUnavailable, CorruptLog, NatslogError
-from natslog.log import StoreLimit
+from natslog.log import ReplicaLog, StoreLimit
 from natslog.log.stored_ids import NO_IDS
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, stream_of_companion
@@ -27,15 +27,20 @@ from natslog.node.clock import monotonic_ms
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import OF_FILE_SYSTEM, DataDir, stream_id_of
 from natslog.node.metadata.group import MetadataGroup
+from natslog.node.peers.handshake import Hello
 from natslog.node.peers.links import DialledLink
+from natslog.node.peers.messages import FetchRequest, TransferLeadership
 from natslog.node.peers.pieces import piece
+from natslog.node.peers.questions import Reply
 from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.proposals import Proposals
 from natslog.node.replicas.replicated_log import ReplicatedLog
-from natslog.node.replicas.services import OnBug, Services
+from natslog.node.replicas.services import ReplicaOwner, Services
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.surroundings import BrokerSurroundings
+from natslog.node.supervisor import Supervisor
 from natslog.node.threads import in_thread
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.wire.lanes import NatsLanes
@@ -49,7 +54,7 @@ _PREPARED_AT_ONCE = 16
 
 
 class Hosting:
-    """Args: the services that a replica needs; `on_bug` is called with an error that must stop the broker."""
+    """Args: `requests`: tasks on behalf of other brokers. `broker`: what the replicas call from `start` on."""
 
     def __init__(
         self,
@@ -63,25 +68,28 @@ class Hosting:
         readers: Executor,
         memory: IngestMemory,
         link_to: Callable[[BrokerId], DialledLink | None],
-        on_bug: OnBug,
+        requests: Supervisor,
+        broker: ReplicaOwner,
     ) -> None:
         self.me = BrokerId(config.broker_id)
         self.streams: dict[str, HostedStream] = {}
         self.sessions: dict[BrokerId, FetchSession] = {}
         self.fetchers: dict[BrokerId, Fetcher] = {}
-        self._data_dir, self._group = data_dir, group
+        self._data_dir, self._group, self._nats = data_dir, group, nats
         self._writers, self._readers = writers, readers
-        self._link_to, self._on_bug = link_to, on_bug
+        self._link_to, self._requests, self._broker = link_to, requests, broker
         self._by_id: dict[StreamId, HostedStream] = {}
         self._leaving: set[HostedStream] = set()
         self._deleting: set[StreamId] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Supervisor(broker.halt)
         self._seen: Metadata | None = None
         self._due: set[str] = set()  # streams to be compared with the metadata, although it has not changed
         self._calm = Calm()
         self._is_closing = False
         self._preparing = asyncio.Semaphore(_PREPARED_AT_ONCE)
-        proposals = Proposals(self.me, group.submit)
+        self.leaders_appointed = 0
+        store = StoreLimit(config.max_store_bytes)
+        self.around = BrokerSurroundings(config, data_dir, group, clock, store)
         self.services = Services(
             config=config,
             data_dir=data_dir,
@@ -91,21 +99,32 @@ class Hosting:
             writers=writers,
             readers=readers,
             memory=memory,
-            on_bug=on_bug,
-            spawn=self._spawn,
-            fetcher_of=self._fetcher,
-            forget=self._forget,
-            propose=proposals.propose,
-            propose_isr=proposals.propose_isr,
-            store=StoreLimit(config.max_store_bytes),
-            expect_followers=self._expect_followers,
-            prepare_successor=self._prepare_successor,
+            store=store,
+            around=self.around,
+            tasks=self._tasks,
+            proposals=Proposals(self.me, group.submit),
+            host=self,
+            broker=broker,
         )
 
     # ---- queries ----
 
     def find(self, stream_id: StreamId) -> HostedStream | None:
         return self._by_id.get(stream_id)
+
+    def require(self, name: str) -> HostedStream:
+        """Raises BrokerUnavailable: there is no replica of this stream here, or not yet."""
+        stream = self.streams.get(name)
+        if stream is None:
+            raise BrokerUnavailable(f"broker {self.me} does not have stream {name!r} yet: repeat the request")
+        return stream
+
+    def require_log(self, stream_id: str) -> tuple[HostedStream, ReplicaLog]:
+        """Raises BrokerUnavailable: there is no log of this stream here."""
+        stream = self.find(StreamId(stream_id))
+        if stream is None or stream.log is None:
+            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        return stream, stream.log
 
     def find_log(self, log_id: StreamId) -> ReplicatedLog | None:
         """As brokers name it to each other: a stream stands for its log of messages. None where it is not open."""
@@ -116,26 +135,15 @@ class Hosting:
         return None if owner is None or owner.companion.log is None else owner.companion.log.replicated
 
     def start(self) -> None:
-        self._spawn(self._tick(), "replicas")
+        self._tasks.start(self._tick(), "replicas")
         self.reconcile()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_bug(task.get_name(), error)
 
     # ---- from metadata to replicas ----
 
     def reconcile(self) -> None:
         """Passes what has changed in the metadata to the local replicas. Costs nothing while nothing has."""
         state = self._group.state
-        if self._is_closing or not self.services.is_registered:
+        if self._is_closing or not self.around.is_registered:
             return
         names = state.index.take_changed() | self._due
         if state is not self._seen:
@@ -163,7 +171,7 @@ class Hosting:
 
     def _leave(self, stream: HostedStream) -> None:
         del self._by_id[stream.id], self.streams[stream.name]
-        self._spawn(self._stop_hosting(stream), f"closing stream {stream.name}")
+        self._tasks.start(self._stop_hosting(stream), f"closing stream {stream.name}")
 
     def _is_leaving(self, stream_id: StreamId) -> bool:
         return any(stream.id == stream_id for stream in self._leaving)
@@ -183,7 +191,7 @@ class Hosting:
             self.reconcile()
             now_ms = monotonic_ms()
             contact_ms = {broker: session.last_contact_s * 1000 for broker, session in self.sessions.items()}
-            is_calm = self._calm.goes_on(self.services, now_ms, contact_ms)
+            is_calm = self._calm.goes_on(self.around, now_ms, contact_ms)
             for stream in list(self.streams.values()):
                 if not (is_calm and stream.driver.pass_time_if_quiet(now_ms, self._calm.away)):
                     stream.driver.tick(contact_ms)
@@ -193,7 +201,9 @@ class Hosting:
         while not stream.driver.replica.is_reconciled:
             await stream.reconciled.wait()
 
-    def _fetcher(self, leader: BrokerId) -> Fetcher:
+    # ---- for the replicas: `services.ReplicaHost` ----
+
+    def follow(self, leader: BrokerId, log: ReplicatedLog) -> None:
         if leader not in self.fetchers:
             self.fetchers[leader] = Fetcher(
                 leader,
@@ -201,15 +211,34 @@ class Hosting:
                 incarnation=self._data_dir.incarnation,
                 executor=self._writers,
                 pace=self.services.pace,
-                on_bug=self._on_bug,
+                on_bug=self._broker.halt,
             )
-        return self.fetchers[leader]
+        self.fetchers[leader].follow(log)
 
-    def _forget(self, stream: ReplicatedLog) -> None:
+    def forget(self, log: ReplicatedLog) -> None:
         for fetcher in self.fetchers.values():
-            fetcher.forget(stream)
+            fetcher.forget(log)
+
+    def appointed(self, record: StreamRecord) -> None:
+        self.leaders_appointed += 1
+        for broker in record.replicas:
+            if (session := self.sessions.get(broker)) is not None:
+                session.expect(record.id)
+
+    async def prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
+        """Best effort: without it, publishers wait until the next leader has read the message ids."""
+        try:
+            async with self._preparing:
+                if (link := self._link_to(to)) is not None:
+                    await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
+        except NatslogError as error:
+            logger.debug("broker %d did not prepare to lead the stream %s: %s", to, stream_id, error)
 
     # ---- reports to the metadata leader ----
+
+    def reaches_nats(self) -> bool:
+        """Whether streams that are led here can take messages."""
+        return self._nats.is_reachable and self.around.has_room
 
     def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
         """Streams whose leader has not responded for too long."""
@@ -227,6 +256,17 @@ class Hosting:
 
     # ---- for other brokers ----
 
+    def serve_fetch(self, peer: Hello, request: FetchRequest, reply: Reply) -> None:
+        """A request of a follower; with a new session if it begins one, or has restarted."""
+        session = self.sessions.get(peer.broker)
+        if session is None or request.begins or session.incarnation != request.incarnation:
+            if session is not None:
+                session.close()
+            session = self.sessions[peer.broker] = FetchSession(
+                peer.broker, self.find_log, self._readers, self._requests.start
+            )
+        session.serve(request, reply)
+
     async def kept_ids(self, stream_id: str, at: int) -> dict[str, Any]:
         """Message ids that the log here keeps of removed rows (`StoredIds`), from byte `at` on. None if they are
         damaged: who leads reports that.
@@ -234,11 +274,9 @@ class Hosting:
         Raises:
             BrokerUnavailable: there is no log of this stream here. StorageFailed: they cannot be read.
         """
-        stream = self.find(StreamId(stream_id))
-        if stream is None or stream.log is None:
-            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
+        stream, log = self.require_log(stream_id)
         try:
-            found = await in_thread(self._readers, stream.log.ids.kept.read)
+            found = await in_thread(self._readers, log.ids.kept.read)
         except CorruptLog:
             found = NO_IDS
         except OSError as error:
@@ -251,27 +289,19 @@ class Hosting:
         Raises:
             BrokerUnavailable: there is no log of this stream here. CorruptLog, FileUnavailable: it cannot be read.
         """
-        stream = self.find(StreamId(stream_id))
-        if stream is None or stream.log is None:
-            raise BrokerUnavailable(f"broker {self.me} has no replica of the stream")
-        await stream.driver.steps.prepare_to_lead(stream.log)
+        stream, log = self.require_log(stream_id)
+        await stream.driver.steps.prepare_to_lead(log)
         return True
-
-    async def _prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
-        """Best effort: without it, publishers wait until the next leader has read the message ids."""
-        try:
-            async with self._preparing:
-                if (link := self._link_to(to)) is not None:
-                    await link.ask("prepare_to_lead", _PREPARE_WITHIN_S, stream_id=stream_id)
-        except NatslogError as error:
-            logger.debug("broker %d did not prepare to lead the stream %s: %s", to, stream_id, error)
 
     # ---- the end ----
 
-    def transfer_leadership(self, stream_id: StreamId, to: BrokerId) -> None:
+    def transfer_leaderships(self, frame: TransferLeadership) -> None:
         """As the metadata leader requested."""
-        if (stream := self.find(stream_id)) is not None:
-            self._spawn(stream.driver.transfer_leadership(to), f"transferring the leadership of {stream.name}")
+        for stream_id, to in frame.streams:
+            if (stream := self.find(stream_id)) is not None:
+                self._tasks.start(
+                    stream.driver.transfer_leadership(to), f"transferring the leadership of {stream.name}"
+                )
 
     async def transfer_all_leadership(self) -> None:
         """Before the broker stops: announces that, transfers the metadata leadership and those of streams to other
@@ -319,14 +349,8 @@ class Hosting:
         # No more records are copied from here on.
         stopping = [stream.driver.stop() for stream in {*self._by_id.values(), *self._leaving}]
         outcomes = await asyncio.gather(*stopping, return_exceptions=True)
-        for task in list(self._tasks):
-            task.cancel()
+        await self._tasks.stop()
         return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-
-    def _expect_followers(self, record: StreamRecord) -> None:
-        for broker in record.replicas:
-            if (session := self.sessions.get(broker)) is not None:
-                session.expect(record.id)
 
     async def delete_files(self, stream_id: StreamId) -> None:
         """Removes the files of a stream that is not hosted. Raises OSError."""

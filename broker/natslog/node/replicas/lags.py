@@ -16,10 +16,10 @@ from natslog.cluster.cursors import CursorRecord
 from natslog.errors import NatslogError
 from natslog.log import Lag, StreamLog
 from natslog.log_events import event
+from natslog.model import BrokerId
 from natslog.node.clock import now_us
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.consumer_records import ConsumerNumbers
-from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 
@@ -64,8 +64,8 @@ def has_stopped(unread_s: float, set_us: int, numbers: ConsumerNumbers | None = 
 class Lags:
     """Also answers the request `lags` of other brokers."""
 
-    def __init__(self, cluster: ClusterNode, hosting: Hosting, positions: Positions, readers: Executor) -> None:
-        self._cluster, self._hosting, self._positions, self._readers = cluster, hosting, positions, readers
+    def __init__(self, cluster: ClusterNode, positions: Positions, readers: Executor) -> None:
+        self._cluster, self._positions, self._readers = cluster, positions, readers
 
     async def of(self, stream: HostedStream, offset: int) -> LagJson:
         """At a stream led here. The caller checks afterwards that it still is.
@@ -81,35 +81,22 @@ class Lags:
         """Of several offsets at each of several streams; those that are not led here, or have no known lag, are
         omitted.
         """
-        led = {name: stream for name in positions if (stream := self._led(name)) is not None}
+        led = {name: stream for name in positions if (stream := self._positions.led(name)) is not None}
         logs = [(name, stream.record.id, stream.usable_log(), positions[name]) for name, stream in led.items()]
         found = await asyncio.get_running_loop().run_in_executor(self._readers, _lags_of_all, logs)
-        return {name: lags for name, lags in found.items() if self._led(name) is led[name]}
-
-    def _led(self, name: str) -> HostedStream | None:
-        stream = self._hosting.streams.get(name)
-        is_led = stream is not None and stream.log is not None and self._positions.may_be_stated_by(stream)
-        return stream if is_led else None
+        return {name: lags for name, lags in found.items() if self._positions.led(name) is led[name]}
 
     async def everywhere(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
         """The same, of every stream whose leader answers."""
-        by_leader: dict[Any, dict[str, Sequence[int]]] = {}
+        by_leader: dict[BrokerId, dict[str, Sequence[int]]] = {}
         for name, offsets in positions.items():
             record = self._cluster.state.streams.get(name)
             if record is not None and record.leader is not None:
                 by_leader.setdefault(record.leader, {})[name] = offsets
         found = await self.here(by_leader.pop(self._cluster.me, {}))
-        links = [(self._cluster.link_to(leader), asked) for leader, asked in by_leader.items()]
-        asks = [link.ask("lags", _ASK_WITHIN_S, positions=asked) for link, asked in links if link is not None]
-        for answer in await asyncio.gather(*asks, return_exceptions=True):
-            if isinstance(answer, dict):
-                found |= answer
-            elif not isinstance(answer, NatslogError):
-                logger.error(
-                    "the lags of the streams that another broker leads are unknown: %s",
-                    answer,
-                    extra=event("peer.answer_failed"),
-                )
+        asked = {leader: {"positions": theirs} for leader, theirs in by_leader.items()}
+        for answer in (await self._cluster.requests.ask_others("lags", _ASK_WITHIN_S, asked)).values():
+            found |= answer
         return found
 
     async def of_cursors(self, cursors: Sequence[CursorRecord]) -> list[LagJson | None]:

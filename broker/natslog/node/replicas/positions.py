@@ -13,8 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, TypeAlias
 
-from natslog.errors import CorruptLog, NatslogError
-from natslog.log_events import event
+from natslog.errors import CorruptLog
 from natslog.model import BrokerId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
@@ -48,6 +47,12 @@ class Positions:
                 if stream.record.import_state != "importing" and _is_leading(stream):
                     yield name, stream
 
+    def led(self, name: str) -> HostedStream | None:
+        """A stream whose positions may be stated here, with its log open; None: there is no such stream."""
+        stream = self._hosting.streams.get(name)
+        is_led = stream is not None and stream.log is not None and self.may_be_stated_by(stream)
+        return stream if is_led else None
+
     @staticmethod
     def of(stream: HostedStream) -> Position:
         """Raises why its log cannot be used."""
@@ -72,17 +77,8 @@ class Positions:
 
     async def of_one(self, record: StreamRecord) -> Position | None:
         """As the stream's leader states it now; None where it does not answer."""
-        if record.leader in (None, self._cluster.me):
-            return (await self.here(record.name)).get(record.name)
-        link = self._cluster.link_to(record.leader)
-        if link is None:
-            return None
-        try:
-            answer: dict[str, Position] = await link.ask("leading", _ASK_WITHIN_S, name=record.name)
-        except NatslogError as error:
-            logger.debug("the position of stream %s is unknown: %s", record.name, error)
-            return None
-        return answer.get(record.name)
+        found = await self._cluster.requests.ask_if_up(record.leader, "leading", _ASK_WITHIN_S, name=record.name)
+        return None if found is None else found.get(record.name)
 
     async def of_several(self, records: Sequence[StreamRecord]) -> dict[str, Position]:
         """Of these streams, as far as their leaders answer."""
@@ -105,18 +101,9 @@ class Positions:
             for name in names
             if (stream := streams.get(name)) is not None and self.may_be_stated_by(stream)
         }
-        others = leaders - {None, self._cluster.me}
-        links = [link for one in others if one is not None and (link := self._cluster.link_to(one)) is not None]
-        asks = [link.ask("leading", _ASK_WITHIN_S) for link in links]
-        for answer in await asyncio.gather(*asks, return_exceptions=True):
-            if isinstance(answer, dict):
-                _add_newer(found, answer)
-            elif not isinstance(answer, NatslogError):
-                logger.error(
-                    "the positions of the streams that another broker leads are unknown: %s",
-                    answer,
-                    extra=event("peer.answer_failed"),
-                )
+        others: dict[BrokerId, dict[str, Any]] = {one: {} for one in leaders - {self._cluster.me} if one is not None}
+        for answer in (await self._cluster.requests.ask_others("leading", _ASK_WITHIN_S, others)).values():
+            _add_newer(found, answer)
         return found
 
 

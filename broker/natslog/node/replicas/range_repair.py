@@ -12,7 +12,6 @@ damage at the same place, nothing is changed, and the exact offsets are reported
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -31,6 +30,7 @@ from natslog.log_events import event
 from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.peers.pieces import ask_for_pieces, piece
+from natslog.node.removing import Removing
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.stream import HostedStream
@@ -45,20 +45,11 @@ ReplicaLoss: TypeAlias = dict[str, Any]
 """`broker`, `lost` (ranges of offsets); or `problem`."""
 
 
-async def _record_nothing(stream: HostedStream) -> None:
-    """There is nothing that records removed offsets."""
-
-
 class RangeRepairs:
-    """Of one broker. Also answers the request `stored_batches` of other brokers.
+    """Of one broker. Also answers the request `stored_batches` of other brokers."""
 
-    Attributes:
-        record_gaps: records the offsets without a row of a stream that is led here as removed.
-    """
-
-    def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
-        self._cluster, self._hosting, self._readers = cluster, hosting, readers
-        self.record_gaps: Callable[[HostedStream], Awaitable[None]] = _record_nothing
+    def __init__(self, cluster: ClusterNode, hosting: Hosting, readers: Executor, removing: Removing) -> None:
+        self._cluster, self._hosting, self._readers, self._removing = cluster, hosting, readers, removing
 
     # ---- for other brokers ----
 
@@ -92,9 +83,7 @@ class RangeRepairs:
         Raises:
             NatslogError: another replica that may have them does not answer, or the repair failed.
         """
-        stream = self._hosting.streams.get(name)
-        if stream is None:
-            raise BrokerUnavailable(f"broker {self._cluster.me} does not have stream {name!r} yet: repeat the request")
+        stream = self._hosting.require(name)
         log, lost = stream.usable_log(), list[OffsetRange]()
         try:
             for segment, end_offset, damaged in _damaged_segments(log):
@@ -104,7 +93,7 @@ class RangeRepairs:
         except OSError as error:
             raise storage_error(error, f"stream {name!r}: a damaged segment could not be repaired") from error
         if stream.is_leading:  # also of an earlier request, which did not record all of it
-            await self.record_gaps(stream)
+            await self._removing.record_gaps(stream)
         return {"broker": stream.me, "lost": lost}
 
     async def accept_loss_everywhere(self, record: StreamRecord) -> list[ReplicaLoss]:
@@ -113,15 +102,9 @@ class RangeRepairs:
         """
         found: list[ReplicaLoss] = []
         for broker in record.replicas:
-            try:
-                if broker == self._cluster.me:
-                    found.append(await self.accept_loss(record.name))
-                elif (link := self._cluster.link_to(broker)) is not None:
-                    found.append(await link.ask("accept_loss", _ACCEPTED_WITHIN_S, name=record.name))
-                else:
-                    raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
-            except NatslogError as error:
-                found.append({"broker": broker, "problem": error.to_json()["error"]})
+            found += await self._cluster.requests.ask_each(
+                [broker], "accept_loss", _ACCEPTED_WITHIN_S, name=record.name
+            )
         return found
 
     async def _repair_segment(

@@ -20,7 +20,6 @@ from natslog.errors import BrokerUnavailable, InvalidRequest, NatslogError, NotF
 from natslog.log import StreamLog
 from natslog.model import BrokerId, Split, StreamRecord
 from natslog.node.cluster_node import ClusterNode
-from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
 from natslog.planning import (
@@ -92,8 +91,8 @@ class Unstated(Exception):
 class ReadPlans:
     """Also answers the requests `read_places` and `read_cuts` of other brokers."""
 
-    def __init__(self, cluster: ClusterNode, hosting: Hosting, positions: Positions, readers: Executor) -> None:
-        self._cluster, self._hosting, self._positions, self._readers = cluster, hosting, positions, readers
+    def __init__(self, cluster: ClusterNode, positions: Positions, readers: Executor) -> None:
+        self._cluster, self._positions, self._readers = cluster, positions, readers
         self._older_until_s: dict[int, float] = {}  # brokers that have no such requests
 
     async def plan(self, records: Sequence[StreamRecord], asked: AskedPlan) -> ReadPlan:
@@ -218,10 +217,8 @@ class ReadPlans:
         return {name: one for name, one in found.items() if self._led(name, asked[name].id) is led[name]}
 
     def _led(self, name: str, stream_id: str) -> HostedStream | None:
-        stream = self._hosting.streams.get(name)
-        if stream is None or stream.log is None or stream.record.id != stream_id:
-            return None
-        return stream if self._positions.may_be_stated_by(stream) else None
+        stream = self._positions.led(name)
+        return stream if stream is not None and stream.record.id == stream_id else None
 
 
 def _too_many_parts() -> InvalidRequest:

@@ -6,14 +6,13 @@ replica changes are named too: segments and folders that were kept because they 
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
-from natslog.errors import BrokerUnavailable, ErasureNotFound, NatslogError
-from natslog.model import BrokerId, StreamRecord
+from natslog.errors import ErasureNotFound
+from natslog.model import StreamRecord
 from natslog.node.cluster_node import ClusterNode
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.threads import in_thread
@@ -37,9 +36,7 @@ class Receipts:
         Raises:
             ErasureNotFound, BrokerUnavailable; NatslogError: it has no log.
         """
-        stream = self._hosting.streams.get(name)
-        if stream is None:
-            raise BrokerUnavailable(f"broker {self._cluster.me} does not have stream {name!r} yet: repeat the request")
+        stream = self._hosting.require(name)
         log = stream.usable_log()
         found = log.erasures.receipt(erasure_id)
         if found is None:
@@ -61,19 +58,8 @@ class Receipts:
 
     async def everywhere(self, record: StreamRecord, erasure_id: str) -> list[ReplicaReceipt]:
         """Of every replica, in the order of the record."""
-        return list(await asyncio.gather(*(self._of(broker, record.name, erasure_id) for broker in record.replicas)))
-
-    async def _of(self, broker: BrokerId, name: str, erasure_id: str) -> ReplicaReceipt:
-        try:
-            if broker == self._cluster.me:
-                return await self.here(name, erasure_id)
-            link = self._cluster.link_to(broker)
-            if link is None:
-                raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
-            found: ReplicaReceipt = await link.ask("erasure", _ASK_WITHIN_S, name=name, erasure_id=erasure_id)
-        except NatslogError as error:
-            return {"broker": broker, "problem": error.to_json()["error"]}
-        return found
+        named = {"name": record.name, "erasure_id": erasure_id}
+        return await self._cluster.requests.ask_each(record.replicas, "erasure", _ASK_WITHIN_S, **named)
 
 
 def _kept_damaged(folder: Path) -> list[str]:

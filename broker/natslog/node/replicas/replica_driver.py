@@ -67,7 +67,7 @@ class ReplicaDriver:
         self.watchers: set[asyncio.Event] = set()
         self.losses = Losses()
         self.stats = IngestStats(services.commit_latency)
-        self.replica = Replica(me, record, services, monotonic_ms())
+        self.replica = Replica(me, record, services.around, monotonic_ms())
         self.companion = Companion(self)
         self.steps = StepExecutor(self, stream, services)
         self.services = services
@@ -144,7 +144,7 @@ class ReplicaDriver:
         record, services = self.record, self.services
         has_ids = record.settings.dedupe_window_s > 0 and services.group.state.feature_level >= STOP_LEVEL
         if has_ids and self.replica.is_leading and to != self.me and to in record.isr:
-            await services.prepare_successor(to, record.id)
+            await services.host.prepare_successor(to, record.id)
         if not self.replica.transfer(to, monotonic_ms()):
             return
         self._is_transferring = True
@@ -184,7 +184,7 @@ class ReplicaDriver:
                 self.repair_all(error, is_companion=is_companion)
             elif log.scrub.note(error):
                 self.report("activity.replica.damaged", error.message)
-                self.services.wake_scrubber()
+                self.services.broker.damage_found()
 
         self._loop.call_soon_threadsafe(note)
 
@@ -202,7 +202,7 @@ class ReplicaDriver:
 
     def report(self, kind: Kind, message: str) -> None:
         """An event of this replica, for `__activity`."""
-        self.services.report(kind, self.name, self.record.id, message)
+        self.services.broker.report_replica(kind, self.name, self.record.id, message)
 
     # ---- results of an input ----
 
@@ -212,7 +212,7 @@ class ReplicaDriver:
         step = self.replica.next_step() if self._task is None else None
         self.dispatch_notices()
         if step is not None:
-            self._task = self.services.spawn(self._carry_out(step), f"stream {self.name}")
+            self._task = self.services.tasks.start(self._carry_out(step), f"stream {self.name}")
         if self._is_transferring and not self.replica.is_transferring:
             self._is_transferring = False
             self.note_reconciled()
@@ -277,14 +277,14 @@ class ReplicaDriver:
         match notice:
             case Follow(leader=leader):
                 for one in self._replicated:
-                    services.fetcher_of(leader).follow(one)
+                    services.host.follow(leader, one)
             case Unfollow():
                 for one in self._replicated:
-                    services.forget(one)
+                    services.host.forget(one)
             case Propose(command=command):
-                services.propose(command)
+                services.proposals.propose(command)
             case ProposeIsr(change=change):
-                services.propose_isr(change)
+                services.proposals.propose_isr(change)
             case Halted(why=why):
                 logger.critical("%s", why, extra=event("replica.halted", stream=self.name))
             case Damaged(error=error):
@@ -350,8 +350,7 @@ class ReplicaDriver:
             return
         self._has_led = leading is not None
         if leading is not None:
-            self.services.leaders_appointed += 1
-            self.services.expect_followers(self.record)
+            self.services.host.appointed(self.record)
             epoch, start = leading.epoch, leading.epoch_start
             what = ("stream %s: this broker leads epoch %d from offset %d", self.name, epoch, start)
             if epoch > 1:

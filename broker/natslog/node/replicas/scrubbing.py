@@ -21,14 +21,15 @@ from concurrent.futures import Executor
 from typing import Any, TypeAlias
 
 from natslog.config import BrokerConfig
-from natslog.errors import BrokerUnavailable, NatslogError, ShuttingDown
+from natslog.errors import ShuttingDown
 from natslog.log import ReplicaLog
 from natslog.log.scrub import STEP_BYTES, Finding, read_back
 from natslog.log.sealed import SealedSegment
 from natslog.log_events import event
-from natslog.model import BrokerId, StreamRecord
+from natslog.model import StreamRecord
 from natslog.node.clock import wait_for_at_most
 from natslog.node.cluster_node import ClusterNode
+from natslog.node.removing import Removing
 from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.range_repair import RangeRepairs
 from natslog.node.replicas.stream import HostedStream
@@ -55,24 +56,15 @@ def pause_s(read_bytes: int, took_s: float, max_bytes_per_s: int) -> float:
 class Scrubber:
     """Of one broker. Also answers the request `scrub` of other brokers."""
 
-    def __init__(self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, readers: Executor) -> None:
+    def __init__(
+        self, config: BrokerConfig, cluster: ClusterNode, hosting: Hosting, readers: Executor, removing: Removing
+    ) -> None:
         self._config, self._cluster, self._hosting, self._readers = config, cluster, hosting, readers
-        self.repairs = RangeRepairs(cluster, hosting, readers)
+        self.repairs = RangeRepairs(cluster, hosting, readers, removing)
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
         self._stored_s: dict[ReplicaLog, float] = {}
-        self._task: asyncio.Task[None] | None = None
 
     # ---- life ----
-
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("scrubbing", error)
-
-        self._task = asyncio.create_task(self._run(), name="scrubbing")
-        self._task.add_done_callback(ended)
 
     def wake(self) -> None:
         """There is something to be repaired."""
@@ -83,10 +75,6 @@ class Scrubber:
         self._stopping.set()
         self._wanted.set()
 
-    async def stopped(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
     # ---- on request ----
 
     async def here(self, name: str, begin: bool = False) -> ReplicaScrub:
@@ -95,9 +83,7 @@ class Scrubber:
         Raises:
             NatslogError: it has no log.
         """
-        stream = self._hosting.streams.get(name)
-        if stream is None:
-            raise BrokerUnavailable(f"broker {self._cluster.me} does not have stream {name!r} yet: repeat the request")
+        stream = self._hosting.require(name)
         log = stream.usable_log()
         if begin:
             log.scrub.begin(log.chain, self._now_us(), is_requested=True)
@@ -117,23 +103,13 @@ class Scrubber:
 
     async def everywhere(self, record: StreamRecord, *, begin: bool = False) -> list[ReplicaScrub]:
         """Of every replica, in the order of the record; a `problem` where a broker does not answer."""
-        return list(await asyncio.gather(*(self._of(broker, record.name, begin) for broker in record.replicas)))
-
-    async def _of(self, broker: BrokerId, name: str, begin: bool) -> ReplicaScrub:
-        try:
-            if broker == self._cluster.me:
-                return await self.here(name, begin)
-            link = self._cluster.link_to(broker)
-            if link is None:
-                raise BrokerUnavailable(f"broker {broker} is not connected: repeat the request when it is back")
-            found: ReplicaScrub = await link.ask("scrub", _ASK_WITHIN_S, name=name, begin=begin)
-        except NatslogError as error:
-            return {"broker": broker, "problem": error.to_json()["error"]}
-        return found
+        requests = self._cluster.requests
+        return await requests.ask_each(record.replicas, "scrub", _ASK_WITHIN_S, name=record.name, begin=begin)
 
     # ---- in the background ----
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Returns after `stop_soon`, when work in progress has ended."""
         is_behind = False
         while not await self._is_stopping_within(0.0 if is_behind else self._next_look_s()):
             self._wanted.clear()

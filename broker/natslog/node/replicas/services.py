@@ -1,16 +1,16 @@
-"""The services that the replicas of a broker share: its threads, its connection to NATS, its metadata, its memory."""
+"""What the replicas of a broker share: its threads, its connection to NATS, its metadata, its memory; and the parts of
+the broker that they call.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from natslog.cluster.activity import Kind
-from natslog.cluster.commands import BackgroundCommand, IsrChange
 from natslog.cluster.features import MERGING_LEVEL
+from natslog.cluster.replica_steps import Surroundings
 from natslog.config import BrokerConfig
 from natslog.log import LogOptions, StoreLimit
 from natslog.log.recent_commits import RecentRoom
@@ -19,49 +19,57 @@ from natslog.model import BrokerId, StreamId, StreamRecord
 from natslog.node.cluster_clock import ClusterClock
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
-from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
+from natslog.node.replicas.jetstream import JetStream
 from natslog.node.replicas.log_folder import LogFolder
+from natslog.node.replicas.proposals import Proposals
+from natslog.node.supervisor import Supervisor
 from natslog.node.writes.disk_pace import DiskPace
 from natslog.node.writes.ingest_memory import IngestMemory
 from natslog.node.writes.latency import LatencyHistogram
-from natslog.wire.frames import Frames
 from natslog.wire.lanes import NatsLanes
 
-OnBug = Callable[[str, BaseException], None]
+if TYPE_CHECKING:
+    from natslog.node.replicas.replicated_log import ReplicatedLog
 
 
-class Followed(Protocol):
-    """Where a follower fetches from; see `Fetcher`."""
+class ReplicaHost(Protocol):
+    """What holds the replicas of a broker, as each of them uses it."""
 
-    def follow(self, stream: Any) -> None: ...
+    def follow(self, leader: BrokerId, log: ReplicatedLog) -> None:
+        """Fetches it from this broker, from its present position on."""
 
+    def forget(self, log: ReplicatedLog) -> None:
+        """Fetches it no more."""
 
-async def _nothing() -> None:
-    """Without the JetStream API, no consumer is served."""
+    def appointed(self, record: StreamRecord) -> None:
+        """This broker leads the stream from now on, and its followers come."""
 
-
-async def _no_numbers(stream: Any, name: str | None, deadline_s: float) -> list[ConsumerPosition]:
-    """Without the JetStream API, there are no consumers."""
-    return []
-
-
-async def _no_consumers(stream: Any, origins: Sequence[ConsumerOrigin]) -> list[tuple[str, str]]:
-    raise AssertionError("the JetStream API is part of every broker")
+    async def prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
+        """Returns when that broker has read what it needs to lead the stream, or does not answer."""
 
 
-@dataclass(slots=True)
+class ReplicaOwner(Protocol):
+    """The broker, as its replicas use it."""
+
+    @property
+    def jetstream_api(self) -> JetStream: ...
+
+    def halt(self, what: str, error: BaseException) -> None:
+        """A bug: the broker stops."""
+
+    def report_replica(self, kind: Kind, name: str, stream_id: str, message: str) -> None:
+        """An event of a stream's replica, for `__activity`."""
+
+    def damage_found(self) -> None:
+        """In a sealed segment, which is to be repaired."""
+
+    def upkeep_due(self) -> None:
+        """There are files to seal or to remove. From any thread."""
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
-    """Args: `writers`, `readers`: threads for blocking work. `spawn`: runs a task that the broker supervises. `report`:
-    an event of a stream's replica, for `__activity`. `direct_subjects`: of the JetStream API, to which the leader
-    of a stream subscribes; `receive_direct`: takes the requests to them. `domain`: of JetStream, or empty.
-    `began_to_lead`: this broker leads the stream, and has subscribed to its subjects: also after these were edited.
-    `expect_followers`: it leads the stream from now on, and its followers come. `prepare_successor`: returns when
-    that broker has read what it needs to lead the stream, or does not answer. `lead_consumers`, `end_consumers`:
-    the consumers of a stream are served by this broker from now on, or not any more. `import_consumers`: those of
-    an imported stream become these; returns the names of others, and why they were refused. `consumer_positions`:
-    of the consumers of a stream that this broker leads. `consumer_numbers`: the same with their numbers, of all or
-    of one of them, as exactly as that is possible until `deadline_s` of `time.monotonic`.
-    """
+    """Args: `writers`, `readers`: threads for blocking work. `tasks`: those of the replicas."""
 
     config: BrokerConfig
     data_dir: DataDir
@@ -71,32 +79,20 @@ class Services:
     writers: Executor
     readers: Executor
     memory: IngestMemory
-    on_bug: OnBug
-    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
-    fetcher_of: Callable[[BrokerId], Followed]
-    forget: Callable[[Any], None]
-    propose: Callable[[BackgroundCommand], None]
-    propose_isr: Callable[[IsrChange], None]
     store: StoreLimit
-    report: Callable[[Kind, str, str, str], None] = lambda kind, name, stream_id, message: None
-    leaders_appointed: int = 0
+    around: Surroundings
+    tasks: Supervisor
+    proposals: Proposals
+    host: ReplicaHost
+    broker: ReplicaOwner
     pace: DiskPace = field(default_factory=DiskPace)
     kept_counts: KeptCounts = field(default_factory=KeptCounts)
     recent_room: RecentRoom = field(default_factory=RecentRoom)
     commit_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    wake_scrubber: Callable[[], None] = lambda: None
-    wake_upkeep: Callable[[], None] = lambda: None
-    direct_subjects: Callable[[StreamRecord], tuple[str, ...]] = lambda record: ()
-    domain: Callable[[], str] = lambda: ""
-    receive_direct: Callable[[Any, Frames], None] = lambda stream, frames: None
-    began_to_lead: Callable[[Any], None] = lambda stream: None
-    expect_followers: Callable[[StreamRecord], None] = lambda record: None
-    prepare_successor: Callable[[BrokerId, StreamId], Awaitable[None]] = lambda broker, stream_id: _nothing()
-    lead_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
-    end_consumers: Callable[[Any], Awaitable[None]] = lambda stream: _nothing()
-    import_consumers: Callable[[Any, Sequence[ConsumerOrigin]], Awaitable[list[tuple[str, str]]]] = _no_consumers
-    consumer_positions: Callable[[Any], list[ConsumerPosition]] = lambda stream: []
-    consumer_numbers: Callable[[Any, str | None, float], Awaitable[list[ConsumerPosition]]] = _no_numbers
+
+    @property
+    def jetstream(self) -> JetStream:
+        return self.broker.jetstream_api
 
     def is_recorded(self, subject: str) -> bool:
         """Whether any stream records this subject."""
@@ -113,35 +109,6 @@ class Services:
             kept_counts=self.kept_counts,
             recent_room=self.recent_room,
             merges_segments=self.group.state.feature_level >= MERGING_LEVEL,
-            closed_early=lambda: self.wake_upkeep(),
+            closed_early=self.broker.upkeep_due,
         )
         return LogFolder(self.data_dir.stream_folder(record.id, record.name), options)
-
-    # ---- `cluster.replica_steps.Surroundings` ----
-
-    @property
-    def incarnation(self) -> str:
-        return self.data_dir.incarnation
-
-    @property
-    def is_registered(self) -> bool:
-        known = self.group.state.brokers.get(BrokerId(self.config.broker_id))
-        return known is not None and known.incarnation == self.data_dir.incarnation
-
-    @property
-    def has_session(self) -> bool:
-        return self.group.has_session()
-
-    @property
-    def has_room(self) -> bool:
-        return self.has_disk_room and self.store.has_room
-
-    @property
-    def has_disk_room(self) -> bool:
-        """Whether the fullest disk of the data folder has room for messages."""
-        disk = self.group.disk
-        return self.store.disk_has_room(disk.free_bytes, self.config.min_free_bytes, disk.measured_s)
-
-    @property
-    def has_time(self) -> bool:
-        return self.clock.has_time

@@ -99,10 +99,10 @@ class StepExecutor:
             case Subscribe(subjects=subjects, group=group):
                 await self._subscribe(subjects, group)
                 await self.serve_direct_requests()
-                await self._services.lead_consumers(self._stream)
-                self._services.began_to_lead(self._stream)
+                await self._services.jetstream.consumers.lead(self._stream)
+                self._services.jetstream.advisories.began_to_lead(self._stream)
             case Unsubscribe():
-                await self._services.end_consumers(self._stream)
+                await self._services.jetstream.consumers.end(self._stream)
                 await self._direct.serve((), _not_received)
                 await self._unsubscribe()
             case Drain():
@@ -192,7 +192,7 @@ class StepExecutor:
             appended=driver.appended,
             written=driver.send_written,
             refusal=driver.refusal,
-            domain=lambda: services.domain(),
+            domain=services.jetstream.domain,
         )
         async with self._preparing:  # what was begun is completed sooner than begun again
             prepared, self._prepared = self._prepared, None
@@ -207,7 +207,7 @@ class StepExecutor:
             if len(record.replicas) > 1:  # a replica that has all of them should lead
                 raise damage
         self.ingest, self._adopted = ingest, record
-        ingest.start(services.on_bug)
+        ingest.start(services.broker.halt)
         if companion is not None:
             companion.begin_writing()
 
@@ -242,8 +242,8 @@ class StepExecutor:
         leader.
         """
         services = self._services
-        subjects = services.direct_subjects(self._driver.record) if self._subscription is not None else ()
-        await self._direct.serve(subjects, partial(services.receive_direct, self._stream))
+        subjects = services.jetstream.direct_subjects(self._driver.record) if self._subscription is not None else ()
+        await self._direct.serve(subjects, partial(services.jetstream.receive_direct, self._stream))
 
     # ---- message ids, before it leads ----
 

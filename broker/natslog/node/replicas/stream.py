@@ -282,4 +282,4 @@ class HostedStream:
         """Of a follower: with the next answer of its leader, which is requested now."""
         following, messages = self._replica.following, self._steps.messages
         if following is not None and messages is not None and (leader := following.record.leader) is not None:
-            self._services.fetcher_of(leader).follow(messages)
+            self._services.host.follow(leader, messages)

@@ -86,30 +86,16 @@ class Upkeep:
         self._rounds = 0
         self._loop = asyncio.get_running_loop()
         self._stopping, self._wanted = asyncio.Event(), asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._seen_since: dict[str, float] = {}
         self._deleted_bytes: dict[str, int] = {}
-
-    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
-        """`on_bug` is called with the error that ended it."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_bug("upkeep", error)
-
-        self._task = asyncio.create_task(self._run(), name="upkeep")
-        self._task.add_done_callback(ended)
 
     def stop_soon(self) -> None:
         """Work in progress ends at the next pause."""
         self._stopping.set()
         self._wanted.set()
 
-    async def stopped(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Returns after `stop_soon`, when work in progress has ended."""
         loop, is_behind = self._loop, False
         while not await self._is_stopping_within(0.0 if is_behind else self._config.retention_interval_s):
             self._wanted.clear()

@@ -9,15 +9,17 @@ reads the positions; the wait itself states none.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from natslog.errors import NatslogError
+from natslog.model import BrokerId
 from natslog.node.cluster_node import ClusterNode
-from natslog.node.peers.links import DialledLink
-from natslog.node.replicas.hosting import Hosting
 from natslog.node.replicas.positions import Positions
 from natslog.node.replicas.stream import HostedStream
+
+logger = logging.getLogger("natslog.node")
 
 _LOOK_EVERY_S = 0.5
 """How soon a stream that was created, deleted or got another leader is noticed; messages end the wait at once."""
@@ -31,12 +33,12 @@ Seen: TypeAlias = Mapping[str, Sequence[Any]]
 class Watching:
     """Also answers the request `watch` of other brokers."""
 
-    def __init__(self, cluster: ClusterNode, hosting: Hosting, positions: Positions) -> None:
-        self._cluster, self._hosting, self._positions = cluster, hosting, positions
+    def __init__(self, cluster: ClusterNode, positions: Positions) -> None:
+        self._cluster, self._positions = cluster, positions
 
     async def here(self, seen: Seen, wait_ms: int) -> None:
         """Returns when a stream led here differs from what was seen, or after the wait."""
-        led = {name: stream for name in seen if (stream := self._led(name)) is not None}
+        led = {name: stream for name in seen if (stream := self._positions.led(name)) is not None}
         news = asyncio.Event()
         for stream in led.values():
             stream.watchers.add(news)
@@ -51,13 +53,8 @@ class Watching:
             for stream in led.values():
                 stream.watchers.discard(news)
 
-    def _led(self, name: str) -> HostedStream | None:
-        stream = self._hosting.streams.get(name)
-        is_led = stream is not None and stream.log is not None and self._positions.may_be_stated_by(stream)
-        return stream if is_led else None
-
     def _differs(self, stream: HostedStream, seen: Sequence[Any]) -> bool:
-        if self._led(stream.name) is not stream or stream.log is None:
+        if self._positions.led(stream.name) is not stream or stream.log is None:
             return True
         return [stream.record.id, stream.log.high_watermark] != list(seen)
 
@@ -89,23 +86,18 @@ class Watching:
 
     def _waits(self, seen: Seen, wait_ms: int) -> list[Any]:
         """One for each leader."""
-        by_leader: dict[Any, dict[str, Sequence[Any]]] = {}
+        by_leader: dict[BrokerId | None, dict[str, Sequence[Any]]] = {}
         for name, one in seen.items():
             by_leader.setdefault(self._cluster.state.streams[name].leader, {})[name] = one
-        return [
-            self.here(theirs, wait_ms)
-            if leader == self._cluster.me
-            else _at(None if leader is None else self._cluster.link_to(leader), theirs, wait_ms)
-            for leader, theirs in by_leader.items()
-        ]
+        return [self._at(leader, theirs, wait_ms) for leader, theirs in by_leader.items()]
 
-
-async def _at(link: DialledLink | None, seen: Seen, wait_ms: int) -> None:
-    """At another leader. Returns soon if it does not answer: the positions are then read again instead."""
-    try:
-        if link is not None:
-            await link.ask("watch", wait_ms / 1000 + _ANSWER_WITHIN_S, seen=seen, wait_ms=wait_ms)
-            return
-    except NatslogError:
-        pass  # unreachable
-    await asyncio.sleep(_UNWATCHED_S)
+    async def _at(self, leader: BrokerId | None, seen: Seen, wait_ms: int) -> None:
+        """Returns soon if the leader does not answer: the positions are then read again instead."""
+        try:
+            if leader is not None:
+                within_s = wait_ms / 1000 + _ANSWER_WITHIN_S
+                await self._cluster.requests.ask(leader, "watch", within_s, seen=seen, wait_ms=wait_ms)
+                return
+        except NatslogError as error:
+            logger.debug("news of broker %d are unknown: %s", leader, error)
+        await asyncio.sleep(_UNWATCHED_S)

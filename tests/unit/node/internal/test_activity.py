@@ -19,16 +19,15 @@ class Stage:
     def __init__(self, cluster_id: str = "c") -> None:
         incarnation = SimpleNamespace(incarnation="d2.1.n")
         self.sessions: set[int] | None = {2}
-        self.services = SimpleNamespace(has_room=True, report=None)
+        self.around = SimpleNamespace(has_room=True)
         group = SimpleNamespace(changes=RecentChanges(), disk=SimpleNamespace(free_bytes=5))
         cluster: Any = SimpleNamespace(
             me=1,
             group=group,
             state=SimpleNamespace(cluster_id=cluster_id, brokers={2: incarnation}),
-            questions=SimpleNamespace(answerers={}),
             leading=SimpleNamespace(sessions=lambda: self.sessions),
         )
-        hosting: Any = SimpleNamespace(services=self.services, streams={})
+        hosting: Any = SimpleNamespace(around=self.around, streams={})
         keeper: Any = None
         self.activity = ActivityStream(cluster, hosting, keeper, directory="d1", life=lambda: 3)
 
@@ -38,8 +37,8 @@ class Stage:
 
 def test_events_are_numbered_upwards_across_starts() -> None:
     stage = Stage()
-    stage.services.report("activity.replica.damaged", "orders", "id", "bit flip")
-    stage.services.report("activity.replica.repaired", "orders", "id", "")
+    stage.activity.report_replica("activity.replica.damaged", "orders", "id", "bit flip")
+    stage.activity.report_replica("activity.replica.repaired", "orders", "id", "")
     numbers = [number for number, _ in stage.activity._waiting]
     assert 3 << 32 < numbers[0] < numbers[1] < 4 << 32
     (_, event), _ = stage.activity._waiting
@@ -64,7 +63,7 @@ def test_nothing_is_reported_before_the_broker_belongs_to_a_cluster() -> None:
 def test_disk_is_reported_when_it_changes() -> None:
     stage = Stage()
     for has_room in (True, False, False, True, True):
-        stage.services.has_room = has_room
+        stage.around.has_room = has_room
         stage.activity._note_room()
     assert stage.kinds() == ["broker.disk_low", "broker.disk_writable"]
 

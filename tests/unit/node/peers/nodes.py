@@ -27,6 +27,11 @@ from natslog.node.peers.messages import Frame
 SECRET = b"the secret of this cluster"
 
 
+_BROKER: Any = SimpleNamespace(
+    answerers={}, hosting=SimpleNamespace(reconcile=lambda: None), halt=lambda name, error: None
+)
+
+
 class Node(ClusterNode):
     """A node of a blank folder that keeps what it receives."""
 
@@ -48,7 +53,7 @@ async def node(
     """Serves the cluster's routes; gone afterwards."""
     config = BrokerConfig(broker_id=number, http_port=port or free_port(), **settings)
     data_dir = DataDir(folder / f"broker-{number}", number)
-    one = Node(config, data_dir, secrets=secrets, on_applied=lambda: None, on_bug=lambda name, error: None)
+    one = Node(config, data_dir, _BROKER, secrets=secrets)
     one.frames, one.replies = [], lambda frame: None
     app = web.Application(middlewares=[errors_as_json])
     app[BODIES] = Bodies()

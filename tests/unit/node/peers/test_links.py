@@ -65,7 +65,7 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
             await until(lambda: len(other.frames) == 100)
             assert other.frames[1] == (1, NatsReachability(False))
             fetched: list[int] = []
-            link.on_fetched = lambda response, payload: fetched.append(len(payload))
+            link.begin_fetching(lambda response, payload: fetched.append(len(payload)))
             link.send(FetchRequest(1, "d.1"))
             await until(lambda: fetched == [len(big)])
             link.send(FetchRequest(2, "d.1"))  # the answer does not have the length that it announces
@@ -94,7 +94,7 @@ def test_frames_are_received_in_order_while_the_socket_accepts_no_more_data(tmp_
             link = one.links.of(BrokerId(2))
             assert link is not None
             fetched: list[tuple[int, int]] = []
-            link.on_fetched = lambda response, payload: fetched.append((response.number, len(payload)))
+            link.begin_fetching(lambda response, payload: fetched.append((response.number, len(payload))))
             for number in range(len(sizes)):
                 assert link.send(FetchRequest(number, "d.1"))
             await until(lambda: len(fetched) == len(sizes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +12,19 @@ from typing import Any
 
 import msgspec
 
-from natslog.cluster.commands import BrokerRecord, Command, IsrChange
+from natslog.cluster.activity import Kind
+from natslog.cluster.commands import BackgroundCommand, BrokerRecord, Command, IsrChange
 from natslog.cluster.features import LATEST_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
 from natslog.log import StoreLimit
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.cluster_clock import ClusterClock
+from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.services import Services
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.replicas.surroundings import BrokerSurroundings
+from natslog.node.supervisor import Supervisor
 from natslog.node.writes.ingest_memory import IngestMemory
 from tests.conftest import rows
 
@@ -54,13 +58,17 @@ class Nats:
         return True
 
 
-class Fetching:
-    def __init__(self) -> None:
-        self.followed: list[HostedStream] = []
+async def _nothing(*_: object) -> None:
+    pass
 
-    def follow(self, stream: HostedStream) -> None:
-        if stream not in self.followed:
-            self.followed.append(stream)
+
+_JETSTREAM: Any = SimpleNamespace(
+    consumers=SimpleNamespace(lead=_nothing, end=_nothing),
+    advisories=SimpleNamespace(began_to_lead=lambda stream: None),
+    direct_subjects=lambda record: (),
+    receive_direct=lambda stream, frames: None,
+    domain=lambda: "",
+)
 
 
 class ReplicaStage:
@@ -87,7 +95,7 @@ class ReplicaStage:
         self.state = state or Metadata(cluster_id="c", feature_level=LATEST_LEVEL, brokers={ME: broker})
         self.has_session = True
         self.disk = SimpleNamespace(free_bytes=2**60, measured_s=0.0)
-        self.nats, self.fetching = Nats(), Fetching()
+        self.nats, self.followed = Nats(), list[HostedStream | Companion]()
         self.proposed: list[Command | IsrChange] = []
         self.bugs: list[BaseException] = []
         data_dir = SimpleNamespace(
@@ -98,6 +106,7 @@ class ReplicaStage:
         group = SimpleNamespace(state=self.state, has_session=lambda: self.has_session, disk=self.disk)
         clock = ClusterClock(me, folder / "clock")
         clock.refresh([me])
+        store = StoreLimit(None)
         self.services = Services(
             config=self.config,
             data_dir=data_dir,  # type: ignore[arg-type]
@@ -107,19 +116,53 @@ class ReplicaStage:
             writers=executor,
             readers=readers or executor,
             memory=IngestMemory(2**20),
-            on_bug=lambda what, error: self.bugs.append(error),
-            spawn=self._spawn,
-            fetcher_of=lambda leader: self.fetching,
-            forget=lambda stream: self.fetching.followed.remove(stream) if stream in self.fetching.followed else None,
-            propose=self.proposed.append,
-            propose_isr=self.proposed.append,
-            store=StoreLimit(None),
+            store=store,
+            around=BrokerSurroundings(self.config, data_dir, group, clock, store),  # type: ignore[arg-type]
+            tasks=Supervisor(self.halt),
+            proposals=self,  # type: ignore[arg-type]
+            host=self,
+            broker=self,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(lambda task: None if task.exception() is None else self.bugs.append(task.exception()))  # type: ignore[func-returns-value, arg-type]
-        return task
+    # ---- the broker ----
+
+    jetstream_api = _JETSTREAM
+
+    def halt(self, what: str, error: BaseException) -> None:
+        self.bugs.append(error)
+
+    def report_replica(self, kind: Kind, name: str, stream_id: str, message: str) -> None:
+        pass
+
+    def damage_found(self) -> None:
+        pass
+
+    def upkeep_due(self) -> None:
+        pass
+
+    # ---- what holds its replicas ----
+
+    def follow(self, leader: BrokerId, log: HostedStream | Companion) -> None:
+        if log not in self.followed:
+            self.followed.append(log)
+
+    def forget(self, log: HostedStream | Companion) -> None:
+        if log in self.followed:
+            self.followed.remove(log)
+
+    def propose(self, command: BackgroundCommand) -> None:
+        self.proposed.append(command)
+
+    def propose_isr(self, change: IsrChange) -> None:
+        self.proposed.append(change)
+
+    def appointed(self, record: StreamRecord) -> None:
+        pass
+
+    async def prepare_successor(self, to: BrokerId, stream_id: StreamId) -> None:
+        pass
+
+    # ---- the test ----
 
     async def host(self, record: StreamRecord) -> HostedStream:
         """A replica, reconciled with its record."""

@@ -19,7 +19,10 @@ class Link:
     """A link whose frames end in an exception, or nowhere."""
 
     def __init__(self, error: BaseException | None) -> None:
-        self.peer, self.on_fetched, self.error, self.sent = "peer", None, error, 0
+        self.peer, self.error, self.sent = "peer", error, 0
+
+    def begin_fetching(self, on_fetched: Any) -> None:
+        pass
 
     def send(self, frame: Any) -> bool:
         self.sent += 1

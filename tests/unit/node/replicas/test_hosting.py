@@ -6,6 +6,7 @@ import asyncio
 
 from natslog.model import BrokerId
 from natslog.node.replicas.hosting import Hosting
+from natslog.node.supervisor import Supervisor
 
 
 class _Fetcher:
@@ -25,7 +26,8 @@ class _Fetcher:
 def test_fetchers_that_are_made_while_others_are_closed_are_closed_too() -> None:
     """The metadata goes on while a broker stops: another broker may become the leader of a stream."""
     hosting = Hosting.__new__(Hosting)
-    hosting._by_id, hosting._leaving, hosting._tasks = {}, set(), set()
+    hosting._by_id, hosting._leaving = {}, set()
+    hosting._tasks = Supervisor(lambda what, error: None)
     hosting.fetchers = {}
     hosting.fetchers[BrokerId(1)] = _Fetcher(hosting, BrokerId(3))  # type: ignore[assignment]
     hosting.fetchers[BrokerId(2)] = _Fetcher(hosting)  # type: ignore[assignment]

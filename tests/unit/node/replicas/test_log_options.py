@@ -23,7 +23,7 @@ def test_segments_are_merged_only_where_no_broker_of_0_2_0_may_come_back(level: 
         store=None,
         kept_counts=None,
         recent_room=None,
-        wake_upkeep=lambda: woken.append(True),
+        broker=SimpleNamespace(upkeep_due=lambda: woken.append(True)),
     )
     options = Services.log_folder(services, SimpleNamespace(id="ab", name="s")).options  # type: ignore[arg-type]
     assert options.merges_segments == merges

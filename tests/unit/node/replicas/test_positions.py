@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from natslog.model import BrokerId
+from natslog.node.peers.requests import Requests
 from natslog.node.replicas.positions import Positions
 from tests.unit.node.replicas.replica_stage import ME, OTHER, record_of
 
@@ -33,9 +34,11 @@ class Link:
 
 def test_position_of_one_stream_is_asked_of_its_leader_alone() -> None:
     link = Link()
-    cluster: Any = SimpleNamespace(me=ME, link_to={OTHER: link}.get, has_session=lambda: True)
+    cluster: Any = SimpleNamespace(me=ME, has_session=lambda: True)
     hosting: Any = SimpleNamespace(streams=Streams())
     positions = Positions(cluster, hosting)
+    broker: Any = SimpleNamespace(answerers={"leading": positions.here})
+    cluster.requests = Requests(ME, {OTHER: link}.get, broker)  # type: ignore[arg-type]
     assert asyncio.run(positions.of_one(record_of(leader=OTHER))) == {"high_watermark": 7}
     assert link.asked == [{"what": "leading", "name": "orders"}]
     assert asyncio.run(positions.of_one(record_of(leader=ME))) is None, "it is not led here yet"

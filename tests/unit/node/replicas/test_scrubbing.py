@@ -31,6 +31,7 @@ from natslog.node.replicas import scrubbing
 from natslog.node.replicas.range_repair import _piece
 from natslog.node.replicas.scrubbing import Scrubber, pause_s
 from natslog.node.replicas.stream import HostedStream
+from natslog.node.supervisor import Supervisor
 from tests.conftest import open_log, rows, stored_values
 from tests.unit.log.test_scrub import flip, segment_at
 from tests.unit.node.replicas.replica_stage import ME, OTHER, ReplicaStage, append, new_record, run
@@ -78,8 +79,13 @@ def scrubber_of(tmp_path: Path, streams: dict[str, Any], executor: ThreadPoolExe
     clock = ClusterClock(ME, tmp_path / "clock")
     clock.refresh([ME])
     cluster: Any = SimpleNamespace(me=ME, clock=clock, link_to=lambda broker: None)
-    hosting: Any = SimpleNamespace(streams=streams)
-    return Scrubber(BrokerConfig(data_dir="unused", **settings), cluster, hosting, executor)
+    hosting: Any = SimpleNamespace(streams=streams, require=streams.__getitem__)
+
+    async def record_gaps(stream: Any) -> None:
+        """There are none."""
+
+    removing: Any = SimpleNamespace(record_gaps=record_gaps)
+    return Scrubber(BrokerConfig(data_dir="unused", **settings), cluster, hosting, executor, removing)
 
 
 Story = Callable[[Scrubber], Awaitable[None]]
@@ -91,13 +97,14 @@ def scrubbing_of(tmp_path: Path, streams: dict[str, Any], story: Story, **settin
     async def run() -> None:
         with ThreadPoolExecutor(1) as executor:
             scrubber = scrubber_of(tmp_path, streams, executor, **settings)
-            scrubber.start(lambda what, error: pytest.fail(f"{what}: {error!r}"))
+            tasks = Supervisor(lambda what, error: pytest.fail(f"{what}: {error!r}"))
+            tasks.start(scrubber.run(), "scrubbing")
             try:
                 async with asyncio.timeout(20):
                     await story(scrubber)
             finally:
                 scrubber.stop_soon()
-                await scrubber.stopped()
+                await tasks.ended()
 
     asyncio.run(run())
     for stream in streams.values():
@@ -328,7 +335,7 @@ def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path) -> None
     async def story(stage: ReplicaStage) -> None:
         stream, peer, values = await damaged_stream(stage)
         log, woken = stream.usable_log(), list[bool]()
-        stage.services.wake_scrubber = lambda: woken.append(True)
+        stage.damage_found = lambda: woken.append(True)  # type: ignore[method-assign]
         log.reader.forget_proofs(segment_at(log, 1).path)
         with pytest.raises(CorruptLog) as found:
             log.reader.plan_read(1, max_bytes=1)

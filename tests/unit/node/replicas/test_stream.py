@@ -219,9 +219,9 @@ def test_a_role_ends_before_the_next_one_begins(tmp_path: Path) -> None:
         append(stream, b"one")
         await stage.change(stream, leader=OTHER, leader_epoch=Epoch(2))
         assert (stream.leading, stream.ingest, stage.nats.subjects) == (None, None, [])
-        assert stage.fetching.followed == [stream.messages]
+        assert stage.followed == [stream.messages]
         await stage.change(stream, leader=ME, leader_epoch=Epoch(3))
-        assert stage.fetching.followed == []
+        assert stage.followed == []
         assert stream.is_ready
         assert stream.usable_log().epoch == 3
         await stream.driver.stop()

@@ -14,6 +14,7 @@ import pytest
 
 from natslog.cluster.metadata import Metadata
 from natslog.config import BrokerConfig
+from natslog.jetstream.api import JetStreamApi
 from natslog.log import StoreLimit
 from natslog.model import BrokerId, StreamSettings
 from natslog.node.broker import Broker
@@ -21,6 +22,7 @@ from natslog.node.cluster_clock import ClusterClock
 from natslog.node.replicas import upkeep as upkeep_module
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.upkeep import Pacer, Upkeep, maintain, rolled_and_due
+from natslog.node.supervisor import Supervisor
 from tests.conftest import open_log, rows
 from tests.harness import eventually
 from tests.unit.node.replicas.upkeep_stage import UpkeepStream, expire, hosted
@@ -163,12 +165,13 @@ def test_a_round_that_left_segments_is_followed_by_another_at_once(
         hosting: Any = SimpleNamespace(me=BrokerId(1), streams={}, services=SimpleNamespace(store=StoreLimit(None)))
         clock, staging = ClusterClock(BrokerId(1), tmp_path / "clock"), SimpleNamespace(drop_forgotten=nothing)
         upkeep = Upkeep(config, group, clock, hosting, staging, None)  # type: ignore[arg-type]
-        upkeep.start(lambda what, error: pytest.fail(f"{what}: {error}"))
+        tasks = Supervisor(lambda what, error: pytest.fail(f"{what}: {error}"))
+        tasks.start(upkeep.run(), "upkeep")
         async with asyncio.timeout(20):
             while len(rounds) < 6:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         upkeep.stop_soon()
-        await upkeep.stopped()
+        await tasks.ended()
 
     asyncio.run(run())
     assert rounds[4] - rounds[0] < 0.9, "while it is behind, it does not wait"
@@ -185,7 +188,7 @@ def test_the_share_grows_with_the_backlog_and_shrinks_with_it() -> None:
 
 def test_a_stream_deleted_before_its_log_is_open_does_not_hold_up_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        broker = Broker(BrokerConfig(data_dir=str(tmp_path / "data"), broker_id=1))
+        broker = Broker(BrokerConfig(data_dir=str(tmp_path / "data"), broker_id=1), JetStreamApi)
         stream = hosted(tmp_path / "orders", 0)
         stream.usable_log().close()
         stream.log, stream.is_ready, stream.reconciled = None, False, asyncio.Event()

@@ -13,6 +13,7 @@ from typing import Any
 from natslog.cluster.commands import (
     AppointLeaders,
     Appointment,
+    BackgroundCommand,
     BrokerRecord,
     ChangeIsrs,
     Command,
@@ -44,7 +45,10 @@ class Link:
     def __init__(self, trio: Trio, follower: BrokerId, leader: BrokerId) -> None:
         self.trio, self.follower, self.leader = trio, follower, leader
         self.peer: object = None
-        self.on_fetched: Any = None
+        self._on_fetched: Any = None
+
+    def begin_fetching(self, on_fetched: Any) -> None:
+        self._on_fetched = on_fetched
 
     def send(self, request: FetchRequest) -> bool:
         self.trio.spawn(self._serve(request))
@@ -56,7 +60,28 @@ class Link:
 
     def _reply(self, response: FetchResponse, payload: list[bytes]) -> None:
         if (self.follower, self.leader) not in self.trio.cut:
-            self.on_fetched(response, memoryview(b"".join(payload)))
+            self._on_fetched(response, memoryview(b"".join(payload)))
+
+
+class _Stage(ReplicaStage):
+    """One broker: its proposals are applied, and its replicas follow those of the others."""
+
+    def __init__(self, trio: Trio, me: BrokerId) -> None:
+        super().__init__(trio.folder / str(me), trio.executor, me=me, state=trio.state)
+        self._trio = trio
+
+    def follow(self, leader: BrokerId, log: ReplicatedLog) -> None:
+        self._trio.fetcher(self.me, leader).follow(log)
+
+    def forget(self, log: ReplicatedLog) -> None:
+        for fetcher in self._trio.fetchers_of(self.me):
+            fetcher.forget(log)
+
+    def propose(self, command: BackgroundCommand) -> None:
+        self._trio.apply(command)
+
+    def propose_isr(self, change: IsrChange) -> None:
+        self._trio.apply(ChangeIsrs(broker=self.me, changes=(change,)))
 
 
 class Trio:
@@ -93,21 +118,14 @@ class Trio:
 
     def start(self, number: int, companion_from: int = 0) -> HostedStream:
         me = BrokerId(number)
-        stage = self.stages[me] = ReplicaStage(self.folder / str(me), self.executor, me=me, state=self.state)
-        services = stage.services
-        services.propose, services.propose_isr = self.apply, lambda change: self._change_isr(me, change)
-        services.fetcher_of = lambda leader: self._fetcher(me, leader)
-        services.forget = lambda one: self._forget(me, one)
-        stream = self.streams[me] = HostedStream(self.record, me, services)
+        stage = self.stages[me] = _Stage(self, me)
+        stream = self.streams[me] = HostedStream(self.record, me, stage.services)
         given = self.given[me] = []
         stream.companion.on_records, stream.companion.start = given.extend, companion_from
         stream.driver.changed(self.record)
         return stream
 
-    def _change_isr(self, me: BrokerId, change: IsrChange) -> None:
-        self.apply(ChangeIsrs(broker=me, changes=(change,)))
-
-    def _fetcher(self, me: BrokerId, leader: BrokerId) -> Fetcher:
+    def fetcher(self, me: BrokerId, leader: BrokerId) -> Fetcher:
         if (me, leader) not in self._fetchers:
             link: Any = Link(self, me, leader)
             self._fetchers[me, leader] = Fetcher(
@@ -120,10 +138,8 @@ class Trio:
             )
         return self._fetchers[me, leader]
 
-    def _forget(self, me: BrokerId, one: Any) -> None:
-        for (follower, _), fetcher in self._fetchers.items():
-            if follower == me:
-                fetcher.forget(one)
+    def fetchers_of(self, me: BrokerId) -> list[Fetcher]:
+        return [fetcher for (follower, _), fetcher in self._fetchers.items() if follower == me]
 
     def session(self, leader: BrokerId, follower: BrokerId, request: FetchRequest) -> FetchSession:
         known = self._sessions.get((leader, follower))

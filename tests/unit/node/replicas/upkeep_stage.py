@@ -60,7 +60,7 @@ def expire(stream: Any, time_us: int) -> None:
     """What the leader hides at this time."""
     stream.ingest.time_us = time_us
     with ThreadPoolExecutor(1) as executor:
-        asyncio.run(Removing(None, executor)._expire(stream, stream.usable_log()))  # type: ignore[arg-type]
+        asyncio.run(Removing(None, executor, None)._expire(stream, stream.usable_log()))  # type: ignore[arg-type]
 
 
 def hosted(folder: Path, batches: int) -> Any:
