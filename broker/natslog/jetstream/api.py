@@ -34,9 +34,9 @@ import msgspec
 import numpy as np
 
 from natslog.errors import NatslogError
-from natslog.jetstream import direct, errors
+from natslog.jetstream import direct
 from natslog.jetstream.direct_groups import DirectGroups
-from natslog.jetstream.errors import ApiError
+from natslog.jetstream.errors import ApiError, api_error, of_error
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.jetstream.stream_state import NO_TIME
 from natslog.jetstream.streams import StreamCalls
@@ -504,7 +504,7 @@ class JetStreamApi:
         except ApiError as error:
             body = {**endpoint.beside_error, "error": error.to_json()}
         except NatslogError as error:
-            answer = errors.of_error(error)
+            answer = of_error(error)
             what = ("the JetStream request %s failed: %s", endpoint.subject, error.message)
             if answer.code >= 500:
                 logger.warning(
@@ -519,7 +519,7 @@ class JetStreamApi:
                 endpoint.subject,
                 extra=event("jetstream.request_error", subject=endpoint.subject),
             )
-            body = {**endpoint.beside_error, "error": errors.internal().to_json()}
+            body = {**endpoint.beside_error, "error": api_error("internal").to_json()}
         if body is None:
             return
         self._total += 1
@@ -540,16 +540,16 @@ class JetStreamApi:
         elif endpoint.at_stream and self._calls.named(request.names[0]) is not None:
             return None  # created meanwhile
         if len(request.payload) > _MOST_REQUEST_BYTES:
-            raise errors.request_too_large(_MOST_REQUEST_BYTES)
+            raise api_error("request_too_large", _MOST_REQUEST_BYTES)
         if required_level(request.headers) > API_LEVEL:
-            raise errors.level_required()
+            raise api_error("level_required")
         if stream is not None:
             try:
                 async with asyncio.timeout(_SETTLED_WITHIN_S):
                     await stream.settled()
                     await self._calls.consumers.settled(stream)
             except TimeoutError as error:  # too few replicas are in sync to commit what was received
-                raise errors.unavailable() from error
+                raise api_error("unavailable") from error
             request = replace(request, stream=stream)
         async with self._changing if endpoint.is_change else self._room:
             if time.monotonic() - arrived_s > _STALE_S:  # its client has given up
@@ -577,7 +577,7 @@ class JetStreamApi:
     def _send(self, endpoint: _Endpoint, reply: bytes, body: dict[str, Any]) -> None:
         payload = msgspec.json.encode(body)
         if len(payload) > (most := self._link.max_payload_bytes - _HEADER_ROOM_BYTES):  # would end the connection
-            error = errors.answer_too_large(len(payload), most)
+            error = api_error("answer_too_large", len(payload), most)
             payload = msgspec.json.encode({"type": body["type"], **endpoint.beside_error, "error": error.to_json()})
         if endpoint.kind != "account_info":
             self._link.send_now(_frame(reply, direct.Answer(b"", payload)))
