@@ -304,8 +304,7 @@ class JetStreamApi:
                     self._probed_connection = connection
                 except NatslogError as error:
                     logger.warning(
-                        "the JetStream API is not served yet: %s",
-                        error.message,
+                        f"the JetStream API is not served yet: {error.message}",
                         extra=event("jetstream.not_served", reason=error.code),
                     )
             await asyncio.sleep(_PROBE_EVERY_S if self._probed_connection >= 0 else _PROBE_POLL_S)
@@ -329,14 +328,10 @@ class JetStreamApi:
         self._broker.jetstream = state
         if state == "forbidden":
             logger.warning(
-                "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "
-                "publish to %s.INFO, and to subscribe to %s.> (%s.> if the server has JetStream) and %s>; the section "
-                "Permissions of docs/JETSTREAM.md has all. Restart the broker when they are granted, or set "
-                "jetstream = off",
-                PREFIX,
-                PREFIX,
-                DOMAIN_PREFIX,
-                _INBOX,
+                "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs "
+                f"to publish to {PREFIX}.INFO, and to subscribe to {PREFIX}.> ({DOMAIN_PREFIX}.> if the server has "
+                f"JetStream) and {_INBOX}>; the section Permissions of docs/JETSTREAM.md has all. Restart the broker "
+                "when they are granted, or set jetstream = off",
                 extra=event("jetstream.forbidden"),
             )
         elif state == "conflict":
@@ -349,9 +344,8 @@ class JetStreamApi:
         elif state == "domain":
             logger.warning(
                 "the NATS server has JetStream enabled for this account, so natslog does not answer $JS.API. Its API "
-                "is at %s.> (JetStream domain %r). To use natslog in place of JetStream, disable JetStream there",
-                DOMAIN_PREFIX,
-                DOMAIN,
+                f"is at {DOMAIN_PREFIX}.> (JetStream domain {DOMAIN!r}). To use natslog in place of JetStream, "
+                "disable JetStream there",
                 extra=event("jetstream.domain_only"),
             )
         else:
@@ -423,16 +417,13 @@ class JetStreamApi:
             answers = [direct.Answer(direct.Status(503, "Stream Not Available").headers)]
         except NatslogError as error:
             logger.warning(
-                "a direct request to stream %s failed: %s",
-                stream.name,
-                error.message,
+                f"a direct request to stream {stream.name} failed: {error.message}",
                 extra=event("jetstream.request_failed", stream=stream.name, reason=error.code),
             )
             answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
         except Exception:  # a bug: one request fails, and nothing else
             logger.exception(
-                "a direct request to stream %s failed",
-                stream.name,
+                f"a direct request to stream {stream.name} failed",
                 extra=event("jetstream.request_error", stream=stream.name),
             )
             answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
@@ -490,10 +481,8 @@ class JetStreamApi:
         if time.monotonic() - self._complained_s >= _LOG_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error(
-                "too many requests to the JetStream API wait, or they have waited for more than %.0f s: %d were "
-                "dropped so far",
-                _STALE_S,
-                self._dropped,
+                f"too many requests to the JetStream API wait, or they have waited for more than {_STALE_S:.0f} s: "
+                f"{self._dropped} were dropped so far",
                 extra=event("jetstream.requests_dropped", count=self._dropped),
             )
 
@@ -515,8 +504,7 @@ class JetStreamApi:
             body = {**endpoint.beside_error, "error": answer.to_json()}
         except Exception:  # a bug: one request fails, and nothing else
             logger.exception(
-                "the JetStream request %s failed",
-                endpoint.subject,
+                f"the JetStream request {endpoint.subject} failed",
                 extra=event("jetstream.request_error", subject=endpoint.subject),
             )
             body = {**endpoint.beside_error, "error": api_error("internal").to_json()}

@@ -136,5 +136,5 @@ class _Writer:
         if time.monotonic() >= self._logged_until_s:
             self._logged_until_s = time.monotonic() + _LOG_EVERY_S
             logger.warning(
-                "cursor %s on stream %s is not up to date; the query continues: %s", self._consumer, stream, error
+                f"cursor {self._consumer} on stream {stream} is not up to date; the query continues: {error}"
             )

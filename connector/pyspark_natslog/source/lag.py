@@ -107,7 +107,7 @@ class LagReport:
         if now_s >= self._logged_until_s:
             self._logged_until_s = now_s + _LOG_EVERY_S
             logger.warning(
-                "bytes_behind and seconds_behind are unknown for %.0f s; the query continues: %s", _PAUSE_S, why
+                f"bytes_behind and seconds_behind are unknown for {_PAUSE_S:.0f} s; the query continues: {why}"
             )
 
     def close(self) -> None:
