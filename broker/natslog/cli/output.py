@@ -52,6 +52,11 @@ err = _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_json(body: Any) -> None:
+    """Of JSON values, or of structs of msgspec."""
+    if not isinstance(body, dict | list):
+        import msgspec
+
+        body = msgspec.to_builtins(body)
     sys.stdout.write(json.dumps(body, indent=2, default=str) + "\n")
 
 
