@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from natslog.client import leader_epochs
-from natslog.errors import NatslogError, NotLeader, StreamNotFound
+from natslog.errors import NatslogError, NotLeader
 from natslog.planning import (
     AskedPlan,
     PlannedStream,
@@ -103,9 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         options = self._options
         states = self._retry_until_available(self._states)
-        for name in options.selection.names:
-            if name not in states:
-                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
+        options.selection.require_all(states)
         if not states:
             logger.warning(
                 f"no stream matches {options.selection} yet; streams that are created later are read from their start"
