@@ -57,7 +57,7 @@ async def run_broker(config: BrokerConfig, on_ready: Callable[[BrokerConfig, str
                 await broker.jetstream_api.start()
         if has_started:
             logger.info(
-                "ready at %s", config.url, extra=event("broker.ready", address=config.url, path=broker.data_path)
+                f"ready at {config.url}", extra=event("broker.ready", address=config.url, path=broker.data_path)
             )
             on_ready(config, broker.take_admin_token())
             await broker.stopping_soon.wait()
@@ -107,9 +107,7 @@ async def _log_long_start(broker: Broker) -> None:
         pause_s = _AGAIN_S
         if (reason := broker.not_ready_because()) is not None:
             logger.warning(
-                "not ready after %.0f s: %s",
-                time.monotonic() - begun_s,
-                reason,
+                f"not ready after {time.monotonic() - begun_s:.0f} s: {reason}",
                 extra=event("broker.start_takes_long", reason=reason),
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from natslog.client import ClientOptions
 from natslog.errors import ConfigError, InvalidRequest, did_you_mean
@@ -31,6 +32,7 @@ KAFKAS = {
 """Options of Spark's Kafka connector, and what to do with them. (The jar has the same ones.)"""
 
 _MOST_DIGITS = 18
+_IN_PASSING_S = 2.0
 _SPARKS_OWN = ("checkpointlocation", "queryname", "outputmode")
 """Options that Spark adds or keeps for itself."""
 
@@ -130,6 +132,11 @@ def client_options(given: Given) -> ClientOptions:
         tls_cert_file=given.text("tlsCertFile"),
         tls_key_file=given.text("tlsKeyFile"),
     )
+
+
+def in_passing(options: ClientOptions) -> ClientOptions:
+    """For requests that a query must not wait for: the next one comes soon."""
+    return replace(options, timeout_s=min(_IN_PASSING_S, options.timeout_s), retries=0, patience_s=0.0)
 
 
 @contextmanager

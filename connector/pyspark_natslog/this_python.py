@@ -26,12 +26,9 @@ def use_this_python() -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         if _has_session():
             logger.warning(
-                "pyspark_natslog was imported after Spark was started, so that Spark runs Python sources with %s "
-                "instead of %s. If it does not find the source natslog there: import pyspark_natslog before the "
-                "session is created, or set PYSPARK_PYTHON=%s",
-                found or "python3",
-                sys.executable,
-                sys.executable,
+                "pyspark_natslog was imported after Spark was started, so that Spark runs Python sources with "
+                f"{found or 'python3'} instead of {sys.executable}. If it does not find the source natslog there: "
+                f"import pyspark_natslog before the session is created, or set PYSPARK_PYTHON={sys.executable}"
             )
 
 

@@ -17,20 +17,19 @@ from hypothesis.errors import UnsatisfiedAssumption
 from pyspark.sql.types import StructType
 
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload import json_arrow, json_flat
+from pyspark_natslog.payload import json_flat
 from pyspark_natslog.payload.arrow_rows import ArrowDecoder
 from pyspark_natslog.payload.avro_rows import MAGIC, AvroDecoder
 from pyspark_natslog.payload.avro_schema import fingerprint, parse_avro
 from pyspark_natslog.payload.ddl import parse_ddl
-from pyspark_natslog.payload.json_arrow import ArrowJson
 from pyspark_natslog.payload.json_flat import FlatJson
 from pyspark_natslog.payload.json_rows import JsonDecoder
 from pyspark_natslog.payload.tree import as_nullable
 from tests.fuzz.target import target
 from tests.unit.connector.payload import test_json
+from tests.unit.connector.payload.json_cases import check_equal
 from tests.unit.connector.payload.test_arrow import stream
 from tests.unit.connector.payload.test_avro import encode, record, same
-from tests.unit.connector.payload.test_json_arrow import check_equal
 
 _MOST_PAYLOADS = 8
 
@@ -61,15 +60,9 @@ def _schema(ddl: str) -> StructType:
 
 
 @functools.cache
-def _decoders(ddl: str) -> tuple[JsonDecoder, ArrowJson | None, FlatJson | None]:
+def _decoders(ddl: str) -> tuple[JsonDecoder, FlatJson | None]:
     schema = _schema(ddl)
-    kernel = JsonDecoder(schema)
-    arrow = ArrowJson(schema, lambda given, row: kernel.decode(given.only(row)).reason(0))
-    return (
-        kernel,
-        arrow if json_arrow.supports(schema) else None,
-        FlatJson(schema) if json_flat.supports(schema) else None,
-    )
+    return JsonDecoder(schema), FlatJson(schema) if json_flat.supports(schema) else None
 
 
 def _json_texts() -> Iterator[bytes]:
@@ -99,19 +92,18 @@ _JSON_WORDS = [
 
 @target("json", _json_texts, _JSON_WORDS)
 def check_json(data: bytes) -> None:
-    """The three decoders of JSON make the same columns of payloads that they all accept, and the columns are valid
+    """Both decoders of JSON make the same columns of payloads that both accept, and the columns are valid
     Arrow; for plain types they are what Python's `json` reads, and a malformed payload is malformed for both.
     """
     number = (data[0] if data else 0) % len(_JSON)
     texts, payloads = payloads_of(data[1:])
-    kernel, arrow, flat = _decoders(_JSON[number])
+    kernel, flat = _decoders(_JSON[number])
     expected = kernel.decode(payloads)
     for array in expected.arrays.values():
         array.validate(full=True)
-    for fast in (arrow, flat):
-        found = None if fast is None else fast.decode(payloads)
-        if found is not None:
-            check_equal(found, expected, texts)
+    found = None if flat is None else flat.decode(payloads)
+    if found is not None:
+        check_equal(found, expected, texts)
     for row in np.flatnonzero(expected.malformed):
         assert expected.reason(int(row))
     if number < _LIKE_PYTHON and max(map(len, texts)) < 4000 and not any(b"'" in text for text in texts):

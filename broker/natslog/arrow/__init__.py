@@ -2,6 +2,6 @@
 
 `schema` (columns), `ipc` and `batch_line` (batches that validate themselves), `row_buffers` (rows before they are
 appended to a log), `restamping` (batches of another log), `projection` (some columns of stored batches),
-`messages_json`, `searching`, and `json_blocks` (JSON by Arrow's parser, for tables and for Spark). No files and no
+`messages_json`, `searching`, and `json_blocks` (JSON by Arrow's parser, for tables). No files and no
 sockets.
 """

@@ -36,11 +36,6 @@ class Payloads:
     def __getitem__(self, row: int) -> bytes:
         return bytes(self.text[self.offsets[row] : self.offsets[row + 1]])
 
-    def only(self, row: int) -> Payloads:
-        """One of them, not copied."""
-        held = self.text[self.offsets[row] : self.offsets[row + 1]]
-        return Payloads(held, np.array([0, len(held)], np.int32))
-
     @property
     def are_empty(self) -> Any:
         """A bool per payload (numpy): it has no bytes."""

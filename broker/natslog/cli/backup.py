@@ -64,9 +64,7 @@ def export(
     if target == "-":
         return
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(body))
+        print_json(body)
         return
     for one in [body] if name is not None else body.streams:
         _show_exported(one)
@@ -179,9 +177,7 @@ def import_(
         options = ImportOptions(resume=resume, settings=settings, progress=progress)
         body = _import(context, folder, options, new_name, everything, access)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(body))
+        print_json(body)
     else:
         _show_all_imported(body)
     problems = getattr(body, "cursor_problems", [])  # of a cluster

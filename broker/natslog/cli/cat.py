@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli.common import global_of
-from natslog.cli.output import err, escaped, is_terminal
+from natslog.cli.output import check_formats, err, escaped, is_terminal
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -50,13 +50,8 @@ def cat(
     """Print messages: one value per line, JSON (--json) or Arrow (--arrow). On a terminal, control characters are
     escaped.
     """
-    if as_json and as_arrow:
-        raise InvalidRequest("--json and --arrow cannot be combined")
+    check_formats(as_json=as_json, as_arrow=as_arrow)
     is_shown = is_terminal(sys.stdout)
-    if as_arrow and is_shown:
-        raise InvalidRequest(
-            "--arrow writes binary data, which a terminal cannot show: redirect it to a file or a pipe"
-        )
     client = global_of(context).client()
     begin = int(start) if start.isdecimal() else start
     if grep is not None:

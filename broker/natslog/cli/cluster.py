@@ -347,9 +347,7 @@ def recover(
         )
     done = recover_folder(folder, is_dry_run=False)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(done))
+        print_json(done)
     else:
         out.print(
             f"broker {done.broker} now forms the new cluster {done.cluster_id}: start it, then add brokers and move "

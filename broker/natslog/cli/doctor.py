@@ -49,9 +49,7 @@ def doctor(
         examined = examine(config, problem, client, client.options.token_file, progress, for_production=production)
         report = diagnose(examined, for_production=production)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(report))
+        print_json(report)
     else:
         _show(report)
     if report.problems:

@@ -111,9 +111,7 @@ def import_from_jetstream(
             err.print(f"stream {copied.name}: interrupted; the same command continues")
             raise
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(done))
+        print_json(done)
     else:
         _show(done)
     if done.refused:

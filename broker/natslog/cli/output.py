@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from natslog.errors import InvalidRequest
+
 
 def is_terminal(stream: Any) -> bool:
     """Whether standard input or output is a terminal; a closed one (None) is not."""
@@ -51,7 +53,22 @@ out = _Console(highlight=False, soft_wrap=True, markup=False, width=None if is_t
 err = _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
+def check_formats(*, as_json: bool, as_arrow: bool) -> None:
+    """Raises InvalidRequest: both, or Arrow for a terminal."""
+    if as_json and as_arrow:
+        raise InvalidRequest("--json and --arrow cannot be combined")
+    if as_arrow and is_terminal(sys.stdout):
+        raise InvalidRequest(
+            "--arrow writes binary data, which a terminal cannot show: redirect it to a file or a pipe"
+        )
+
+
 def print_json(body: Any) -> None:
+    """Of JSON values, or of structs of msgspec."""
+    if not isinstance(body, dict | list):
+        import msgspec
+
+        body = msgspec.to_builtins(body)
     sys.stdout.write(json.dumps(body, indent=2, default=str) + "\n")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from natslog.cli.common import global_of
-from natslog.cli.output import err, escaped, is_terminal, out, table_of
+from natslog.cli.output import check_formats, err, escaped, is_terminal, out, table_of
 from natslog.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -50,12 +50,7 @@ def sql(
     Conditions on offset, timestamp and subject, and the columns that the query needs, decide what is read. Each stream
     ends where it ended when the query began. JSON payloads: decode(value)->>'member'. "offset" needs quotes.
     """
-    if as_json and as_arrow:
-        raise InvalidRequest("--json and --arrow cannot be combined")
-    if as_arrow and is_terminal(sys.stdout):
-        raise InvalidRequest(
-            "--arrow writes binary data, which a terminal cannot show: redirect it to a file or a pipe"
-        )
+    check_formats(as_json=as_json, as_arrow=as_arrow)
     text = _query_text(query, file)
     show = _write_json if as_json else _write_arrow if as_arrow else lambda reader: _print_table(reader, rows)
     from natslog.sql import Reads, open_streams

@@ -97,12 +97,8 @@ class Checkpoints:
                 raise
             self._not_before_s = self._clock() + _AGAIN_AFTER_S
             logger.warning(
-                "cursor %s on stream %s was not set to %d; the consumer continues, and repeats this after %.0f s: %s",
-                self._consumer,
-                self._stream,
-                processed,
-                _AGAIN_AFTER_S,
-                error,
+                f"cursor {self._consumer} on stream {self._stream} was not set to {processed}; the consumer "
+                f"continues, and repeats this after {_AGAIN_AFTER_S:.0f} s: {error}",
                 extra=event("cursor.not_set", cursor=self._consumer, stream=self._stream, offset=processed),
             )
 

@@ -229,9 +229,7 @@ class Consumer:
                     raise
                 if is_first:
                     logger.warning(
-                        "consumer of stream %s: the request is repeated: %s",
-                        self._stream,
-                        error,
+                        f"consumer of stream {self._stream}: the request is repeated: {error}",
                         extra=event("client.request_repeated", stream=self._stream),
                     )
             is_first = False
@@ -308,10 +306,7 @@ class Consumer:
                 self._checkpoints.store(self._processed, self._stream_id)
             except NatslogError as failure:
                 logger.warning(
-                    "cursor of stream %s was not set to %d: %s",
-                    self._stream,
-                    self._processed,
-                    failure,
+                    f"cursor of stream {self._stream} was not set to {self._processed}: {failure}",
                     extra=event("cursor.not_set", stream=self._stream, offset=self._processed),
                 )
 
@@ -367,8 +362,7 @@ class Consumer:
                 id=info["id"],
             ) from error
         logger.warning(
-            "%s; the consumer continues with the new stream, because on_data_loss is 'skip'",
-            said,
+            f"{said}; the consumer continues with the new stream, because on_data_loss is 'skip'",
             extra=event("consumer.data_skipped", stream=self._stream),
         )
         self._stream_id = info["id"]
@@ -385,18 +379,16 @@ class Consumer:
             if self._options.on_data_loss == "fail":
                 raise beyond from error
             logger.warning(
-                "%s. The consumer continues at %d, because on_data_loss is 'skip'",
-                beyond.message,
-                fork,
+                f"{beyond.message}. The consumer continues at {fork}, because on_data_loss is 'skip'",
                 extra=event("consumer.data_skipped", stream=self._stream, offset=fork),
             )
             self._position = self._processed = fork
         else:
             logger.warning(
-                "stream %s was restored from an export (id %s, was %s): the consumer continues at offset %d",
-                self._stream, info["id"], self._stream_id, self._position,
+                f"stream {self._stream} was restored from an export (id {info['id']}, was {self._stream_id}): the "
+                f"consumer continues at offset {self._position}",
                 extra=event("consumer.stream_restored", stream=self._stream, offset=self._position),
-            )  # fmt: skip
+            )
         self._stream_id = str(info["id"])
         if self._checkpoints is not None:
             self._checkpoints.forget()
@@ -420,9 +412,7 @@ class Consumer:
                 end=end,
             ) from error
         logger.warning(
-            "%s; the consumer continues at %d, because on_data_loss is 'skip'",
-            said,
-            end,
+            f"{said}; the consumer continues at {end}, because on_data_loss is 'skip'",
             extra=event("consumer.data_skipped", stream=self._stream, offset=end),
         )
         self._move(info)

@@ -82,8 +82,7 @@ def read_token(token: str | None, token_file: str | None) -> str | None:
 @functools.cache  # once for each file
 def _warn_of_readable(token_file: str) -> None:
     logger.warning(
-        "the token file %s can be read by other users: run chmod 600 on it",
-        token_file,
+        f"the token file {token_file} can be read by other users: run chmod 600 on it",
         extra=event("client.token_file_readable", path=token_file),
     )
 

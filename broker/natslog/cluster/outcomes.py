@@ -8,8 +8,8 @@ real time: it does not advance while leaders change, and outcomes are then kept 
 
 If there is no space for another outcome, the request is refused (`Overloaded`, retriable) and changes nothing.
 
-Positions of cursors are set all the time, and a late repetition of one only shows an older position until the next:
-their window is shorter. It covers the time in which a broker repeats a proposal by itself.
+Positions of cursors have a shorter window, for the time in which a broker repeats a proposal by itself. Only natslog
+0.2.0 proposes them; now they are rows of `__cursors` (ADR 55).
 """
 
 from __future__ import annotations

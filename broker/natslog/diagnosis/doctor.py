@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -162,9 +162,9 @@ def examine(
 
 def diagnose(examined: Examined, *, for_production: bool = False) -> Report:
     """All checks. One that fails is reported as not checked."""
-    outcomes = [*_settings(examined)]
+    outcomes = _named(SETTINGS, _settings(examined))
     for check in (*CHECKS, *(PRODUCTION if for_production else ())):
-        outcomes += _outcomes(check, examined)
+        outcomes += _named(check.name, _outcomes(check, examined))
     return Report(
         version=natslog_version(),
         at=format_timestamp_us(int(examined.now_s * 1e6)),
@@ -174,26 +174,30 @@ def diagnose(examined: Examined, *, for_production: bool = False) -> Report:
     )
 
 
+def _named(check: str, found: Iterable[Outcome]) -> list[Outcome]:
+    return [msgspec.structs.replace(one, check=check) for one in found]
+
+
 def _settings(examined: Examined) -> Iterator[Outcome]:
     if examined.config_problem:
-        yield problem(SETTINGS, examined.config_problem, "Correct the setting: a broker would not start with it.")
+        yield problem(examined.config_problem, "Correct the setting: a broker would not start with it.")
     elif examined.config is None:
-        yield not_checked(SETTINGS, _NO_SETTINGS.why, _NO_SETTINGS.remedy)
+        yield not_checked(_NO_SETTINGS.why, _NO_SETTINGS.remedy)
     else:
-        yield ok(SETTINGS, f"broker {examined.config.broker_id}, data folder {examined.config.data_dir}")
+        yield ok(f"broker {examined.config.broker_id}, data folder {examined.config.data_dir}")
 
 
 def _outcomes(check: Check, examined: Examined) -> list[Outcome]:
     facts = getattr(examined, check.facts)
     if isinstance(facts, Missing):
         if facts.is_hung and check.hung:
-            return [problem(check.name, f"the {check.facts} could not be examined: {facts.why}", check.hung)]
-        return [not_checked(check.name, facts.why, facts.remedy)]
+            return [problem(f"the {check.facts} could not be examined: {facts.why}", check.hung)]
+        return [not_checked(facts.why, facts.remedy)]
     found: list[Outcome] = []
     try:
         found.extend(check.find(facts, examined))
     except Exception as error:  # a bug, or an answer that no broker gives: the other checks are of use
-        found.append(not_checked(check.name, f"the check failed: {type(error).__name__}: {error}", "Report this."))
+        found.append(not_checked(f"the check failed: {type(error).__name__}: {error}", "Report this."))
     return found
 
 

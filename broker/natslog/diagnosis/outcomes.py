@@ -13,31 +13,32 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of one check; several of one check are about different things (two servers, two findings).
 
     Attributes:
-        check: its name, as in docs/OPERATIONS.md. found: what was measured, or why it was not checked. remedy: what to
-            do; empty if nothing is to be done. facts: the same for programs.
+        check: its name, as in docs/OPERATIONS.md; checks leave it to `doctor.CHECKS`, which names them. found: what was
+            measured, or why it was not checked. remedy: what to do; empty if nothing is to be done. facts: the same for
+            programs.
     """
 
-    check: str
+    check: str = ""
     state: State
     found: str
     remedy: str = ""
     facts: dict[str, Any] = {}
 
 
-def ok(check: str, found: str, **facts: Any) -> Outcome:
-    return Outcome(check=check, state="ok", found=found, facts=facts)
+def ok(found: str, **facts: Any) -> Outcome:
+    return Outcome(state="ok", found=found, facts=facts)
 
 
-def warning(check: str, found: str, remedy: str, **facts: Any) -> Outcome:
-    return Outcome(check=check, state="warning", found=found, remedy=remedy, facts=facts)
+def warning(found: str, remedy: str, **facts: Any) -> Outcome:
+    return Outcome(state="warning", found=found, remedy=remedy, facts=facts)
 
 
-def problem(check: str, found: str, remedy: str, **facts: Any) -> Outcome:
-    return Outcome(check=check, state="problem", found=found, remedy=remedy, facts=facts)
+def problem(found: str, remedy: str, **facts: Any) -> Outcome:
+    return Outcome(state="problem", found=found, remedy=remedy, facts=facts)
 
 
-def not_checked(check: str, why: str, remedy: str = "") -> Outcome:
-    return Outcome(check=check, state="not checked", found=why, remedy=remedy)
+def not_checked(why: str, remedy: str = "") -> Outcome:
+    return Outcome(state="not checked", found=why, remedy=remedy)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

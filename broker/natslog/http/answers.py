@@ -147,6 +147,6 @@ class Answer:
             await body.send_file(self._file.fileno(), start, self._size_bytes - start)
         except UnreadableFile as error:  # not a part of a log: a repeated request gets a new one
             logger.error(
-                "a response that was stored in a temporary file was lost: %s", error, extra=event("response.lost")
+                f"a response that was stored in a temporary file was lost: {error}", extra=event("response.lost")
             )
             raise ConnectionResetError("the answer cannot be ended") from error

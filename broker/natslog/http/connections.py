@@ -186,9 +186,7 @@ class Connection(web.RequestHandler):
             raise exc  # the error was logged where it was raised
         if status >= 500:
             logger.error(
-                "%s %s failed",
-                request.method,
-                request.path,
+                f"{request.method} {request.path} failed",
                 exc_info=exc,
                 extra=event(
                     "request.failed", method=request.method, path=request.path, request_id=request.get(REQUEST_ID)

@@ -43,17 +43,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FILE_ERRORS:
             logger.error(
-                "%s %s: %s",
-                request.method,
-                request.path,
-                error,
+                f"{request.method} {request.path}: {error}",
                 extra=event("request.failed", method=request.method, path=request.path),
             )
             return error_response(FileUnavailable.of(error))
         logger.exception(
-            "%s %s failed",
-            request.method,
-            request.path,
+            f"{request.method} {request.path} failed",
             extra=event("request.failed", method=request.method, path=request.path),
         )
         return error_response(

@@ -188,9 +188,7 @@ class Gate:
                 raise
             if request.writer.output_size > 0:
                 logger.info(
-                    "the response to %s was cut off: %s",
-                    request.remote,
-                    pending.ended_by.message,
+                    f"the response to {request.remote} was cut off: {pending.ended_by.message}",
                     extra=event("response.cut_off", address=request.remote, reason=pending.ended_by.code),
                 )
                 self._log_refusal(request, needed, rights.identity, pending.ended_by)

@@ -171,10 +171,7 @@ async def _further(request: web.Request, stream: HostedStream, making: Awaitable
         if isinstance(error, CorruptLog):
             stream.note_damage(error)
         logger.warning(
-            "stream %s: the response to the reader at %s is incomplete: %s",
-            stream.name,
-            request.remote,
-            error,
+            f"stream {stream.name}: the response to the reader at {request.remote} is incomplete: {error}",
             extra=event("response.incomplete", stream=stream.name, address=request.remote),
         )
         if request.transport is not None:
@@ -251,7 +248,7 @@ async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaita
         raise _redirect_to_another(request, stream) or error from error
     except OSError as error:  # the disk fails, or there are too many open files: the stored data may be intact
         logger.warning(
-            "stream %s: reading failed: %s", stream.name, error, extra=event("stream.read_failed", stream=stream.name)
+            f"stream {stream.name}: reading failed: {error}", extra=event("stream.read_failed", stream=stream.name)
         )
         unavailable = StorageUnavailable(f"stream {stream.name!r} cannot be read at this broker now: {error.strerror}")
         raise _redirect_to_another(request, stream) or unavailable from error

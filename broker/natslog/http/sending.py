@@ -52,10 +52,8 @@ def disconnecting_slow_client(request: web.Request) -> Iterator[None]:
         acked = _acked_bytes(connection)
         if acked - before < LEAST_BYTES and not transport.is_closing():
             logger.info(
-                "the reader at %s received only %d bytes in %d s and was disconnected",
-                request.remote,
-                acked - before,
-                WITHIN_S,
+                f"the reader at {request.remote} received only {acked - before} bytes in {WITHIN_S:.0f} s and was "
+                "disconnected",
                 extra=event("reader.disconnected", address=request.remote),
             )
             transport.abort()
@@ -179,9 +177,7 @@ async def send_file(request: web.Request, fd: int, position: int, length: int, r
     except OSError as error:
         failure = str(error)
     logger.info(
-        "a response to the reader at %s was not sent completely: %s",
-        reader,
-        failure,
+        f"a response to the reader at {reader} was not sent completely: {failure}",
         extra=event("response.interrupted", address=reader),
     )
     problem = await in_thread(readers, _reading_problem, fd, position, length)

@@ -69,9 +69,7 @@ class FailedHandshakes:
         if self._count == 0:
             return
         logger.warning(
-            "%d TLS handshakes of clients failed in the last minute; the last one, of %s",
-            self._count,
-            self._last,
+            f"{self._count} TLS handshakes of clients failed in the last minute; the last one, of {self._last}",
             extra=event("tls.handshakes_failed", count=self._count),
         )
         self._count = 0
@@ -126,8 +124,7 @@ class TlsPort:
                 if error.errno not in _NO_RESOURCES:
                     raise
                 logger.error(
-                    "no connection can be accepted (%s): trying again in a second",
-                    error.strerror,
+                    f"no connection can be accepted ({error.strerror}): trying again in a second",
                     extra=event("connection.not_accepted"),
                 )
                 self._loop.remove_reader(listening)
@@ -148,12 +145,8 @@ class TlsPort:
         if self._loop.time() - self._warned_s >= _REPORT_EVERY_S:
             self._warned_s = self._loop.time()
             logger.warning(
-                "%d TLS handshakes are in progress, and one more of %s has reached a limit (%d in all, %d of one "
-                "address): the oldest one is ended",
-                len(self._handshakes),
-                address,
-                MOST_HANDSHAKES,
-                MOST_OF_ONE_ADDRESS,
+                f"{len(self._handshakes)} TLS handshakes are in progress, and one more of {address} has reached a "
+                f"limit ({MOST_HANDSHAKES} in all, {MOST_OF_ONE_ADDRESS} of one address): the oldest one is ended",
                 extra=event("tls.handshakes_limited", count=len(self._handshakes), address=address),
             )
 

@@ -34,9 +34,9 @@ import msgspec
 import numpy as np
 
 from natslog.errors import NatslogError
-from natslog.jetstream import direct, errors
+from natslog.jetstream import direct
 from natslog.jetstream.direct_groups import DirectGroups, log_failed_answer
-from natslog.jetstream.errors import ApiError
+from natslog.jetstream.errors import ApiError, api_error, of_error
 from natslog.jetstream.requests import API_LEVEL, required_level
 from natslog.jetstream.stream_state import NO_TIME
 from natslog.jetstream.streams import StreamCalls
@@ -299,8 +299,7 @@ class JetStreamApi:
                     self._probed_connection = connection
                 except NatslogError as error:
                     logger.warning(
-                        "the JetStream API is not served yet: %s",
-                        error.message,
+                        f"the JetStream API is not served yet: {error.message}",
                         extra=event("jetstream.not_served", reason=error.code),
                     )
             await asyncio.sleep(_PROBE_EVERY_S if self._probed_connection >= 0 else _PROBE_POLL_S)
@@ -324,14 +323,10 @@ class JetStreamApi:
         self.served = state
         if state == "forbidden":
             logger.warning(
-                "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs to "
-                "publish to %s.INFO, and to subscribe to %s.> (%s.> if the server has JetStream) and %s>; the section "
-                "Permissions of docs/JETSTREAM.md has all. Restart the broker when they are granted, or set "
-                "jetstream = off",
-                PREFIX,
-                PREFIX,
-                DOMAIN_PREFIX,
-                _INBOX,
+                "the JetStream API is not served, because the NATS user of this broker lacks permissions: it needs "
+                f"to publish to {PREFIX}.INFO, and to subscribe to {PREFIX}.> ({DOMAIN_PREFIX}.> if the server has "
+                f"JetStream) and {_INBOX}>; the section Permissions of docs/JETSTREAM.md has all. Restart the broker "
+                "when they are granted, or set jetstream = off",
                 extra=event("jetstream.forbidden"),
             )
         elif state == "conflict":
@@ -344,9 +339,8 @@ class JetStreamApi:
         elif state == "domain":
             logger.warning(
                 "the NATS server has JetStream enabled for this account, so natslog does not answer $JS.API. Its API "
-                "is at %s.> (JetStream domain %r). To use natslog in place of JetStream, disable JetStream there",
-                DOMAIN_PREFIX,
-                DOMAIN,
+                f"is at {DOMAIN_PREFIX}.> (JetStream domain {DOMAIN!r}). To use natslog in place of JetStream, "
+                "disable JetStream there",
                 extra=event("jetstream.domain_only"),
             )
         else:
@@ -422,16 +416,13 @@ class JetStreamApi:
             answers = [direct.Answer(direct.Status(503, "Stream Not Available").headers)]
         except NatslogError as error:
             logger.warning(
-                "a direct request to stream %s failed: %s",
-                stream.name,
-                error.message,
+                f"a direct request to stream {stream.name} failed: {error.message}",
                 extra=event("jetstream.request_failed", stream=stream.name, reason=error.code),
             )
             answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
         except Exception:  # a bug: one request fails, and nothing else
             logger.exception(
-                "a direct request to stream %s failed",
-                stream.name,
+                f"a direct request to stream {stream.name} failed",
                 extra=event("jetstream.request_error", stream=stream.name),
             )
             answers = [direct.Answer(direct.Status(500, "Internal Error").headers)]
@@ -485,10 +476,8 @@ class JetStreamApi:
         if time.monotonic() - self._complained_s >= _LOG_EVERY_S:
             self._complained_s = time.monotonic()
             logger.error(
-                "too many requests to the JetStream API wait, or they have waited for more than %.0f s: %d were "
-                "dropped so far",
-                _STALE_S,
-                self._dropped,
+                f"too many requests to the JetStream API wait, or they have waited for more than {_STALE_S:.0f} s: "
+                f"{self._dropped} were dropped so far",
                 extra=event("jetstream.requests_dropped", count=self._dropped),
             )
 
@@ -499,7 +488,7 @@ class JetStreamApi:
         except ApiError as error:
             body = {**endpoint.beside_error, "error": error.to_json()}
         except NatslogError as error:
-            answer = errors.of_error(error)
+            answer = of_error(error)
             what = ("the JetStream request %s failed: %s", endpoint.subject, error.message)
             if answer.code >= 500:
                 logger.warning(
@@ -510,11 +499,10 @@ class JetStreamApi:
             body = {**endpoint.beside_error, "error": answer.to_json()}
         except Exception:  # a bug: one request fails, and nothing else
             logger.exception(
-                "the JetStream request %s failed",
-                endpoint.subject,
+                f"the JetStream request {endpoint.subject} failed",
                 extra=event("jetstream.request_error", subject=endpoint.subject),
             )
-            body = {**endpoint.beside_error, "error": errors.internal().to_json()}
+            body = {**endpoint.beside_error, "error": api_error("internal").to_json()}
         if body is None:
             return
         self._total += 1
@@ -535,16 +523,16 @@ class JetStreamApi:
         elif endpoint.at_stream and self._calls.named(request.names[0]) is not None:
             return None  # created meanwhile
         if len(request.payload) > _MOST_REQUEST_BYTES:
-            raise errors.request_too_large(_MOST_REQUEST_BYTES)
+            raise api_error("request_too_large", _MOST_REQUEST_BYTES)
         if required_level(request.headers) > API_LEVEL:
-            raise errors.level_required()
+            raise api_error("level_required")
         if stream is not None:
             try:
                 async with asyncio.timeout(_SETTLED_WITHIN_S):
                     await stream.settled()
                     await self._calls.consumers.settled(stream)
             except TimeoutError as error:  # too few replicas are in sync to commit what was received
-                raise errors.unavailable() from error
+                raise api_error("unavailable") from error
             request = replace(request, stream=stream)
         async with self._changing if endpoint.is_change else self._room:
             if time.monotonic() - arrived_s > _STALE_S:  # its client has given up
@@ -572,7 +560,7 @@ class JetStreamApi:
     def _send(self, endpoint: _Endpoint, reply: bytes, body: dict[str, Any]) -> None:
         payload = msgspec.json.encode(body)
         if len(payload) > (most := self._link.max_payload_bytes - _HEADER_ROOM_BYTES):  # would end the connection
-            error = errors.answer_too_large(len(payload), most)
+            error = api_error("answer_too_large", len(payload), most)
             payload = msgspec.json.encode({"type": body["type"], **endpoint.beside_error, "error": error.to_json()})
         if endpoint.kind != "account_info":
             self._link.send_now(direct.frame(reply, direct.Answer(b"", payload)))

@@ -122,9 +122,7 @@ class Group:
 
     def _warn(self, error: NatslogError) -> None:
         logger.warning(
-            "direct requests to stream %s failed: %s",
-            self._stream,
-            error.message,
+            f"direct requests to stream {self._stream} failed: {error.message}",
             extra=event("jetstream.request_failed", stream=self._stream, reason=error.code),
         )
 
@@ -260,8 +258,7 @@ class DirectGroups:
                 return requests
         except Exception:  # a bug, or what a thread reports better
             logger.exception(
-                "direct requests to stream %s could not be answered at once",
-                stream.name,
+                f"direct requests to stream {stream.name} could not be answered at once",
                 extra=event("jetstream.request_error", stream=stream.name),
             )
             return requests
@@ -296,9 +293,7 @@ class DirectGroups:
             log = stream.usable_log()
         except NatslogError as error:
             logger.warning(
-                "direct requests to stream %s failed: %s",
-                stream.name,
-                error.message,
+                f"direct requests to stream {stream.name} failed: {error.message}",
                 extra=event("jetstream.request_failed", stream=stream.name, reason=error.code),
             )
             return
@@ -318,8 +313,7 @@ class DirectGroups:
             await self._send(stream, group.failures(error))
         except Exception:  # a bug: these requests fail, and nothing else
             logger.exception(
-                "direct requests to stream %s failed",
-                stream.name,
+                f"direct requests to stream {stream.name} failed",
                 extra=event("jetstream.request_error", stream=stream.name),
             )
             await self._send(stream, group.all_with(FAILED))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from natslog.jetstream.errors import invalid_json
+from natslog.jetstream.errors import api_error
 
 API_LEVEL = 5
 _LEVEL_HEADER = "nats-required-api-level"
@@ -110,18 +110,18 @@ def decoded(payload: bytes, kind: type[Request], *, ignores_unknown: bool = Fals
         if fields is None:
             return kind()
         if not isinstance(fields, dict):
-            raise invalid_json(f"a request is an object, not {_shown(payload)}")
+            raise api_error("invalid_json", f"a request is an object, not {_shown(payload)}")
         if ignores_unknown:
             fields = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
         return msgspec.convert(fields, kind)
     except RecursionError as error:
-        raise invalid_json("exceeded max depth") from error
+        raise api_error("invalid_json", "exceeded max depth") from error
     except msgspec.ValidationError as error:
         unknown = _UNKNOWN.search(str(error))
         why = f'json: unknown field "{unknown[1]}"' if unknown else str(error)
-        raise invalid_json(why) from error
+        raise api_error("invalid_json", why) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid_json(str(error)) from error
+        raise api_error("invalid_json", str(error)) from error
 
 
 def _shown(payload: bytes) -> str:

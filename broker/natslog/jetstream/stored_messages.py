@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from natslog.arrow.covered import covered
 from natslog.errors import InvalidRequest
-from natslog.jetstream.errors import bad_request, no_message
+from natslog.jetstream.errors import api_error
 from natslog.jetstream.requests import MessageGetRequest
 from natslog.jetstream.stream_state import time_of
 from natslog.log import StreamLog
@@ -22,10 +22,10 @@ def require_one_choice(request: MessageGetRequest) -> None:
     """Raises ApiError: the request does not say which message, or says it twice."""
     by_time, by_last, by_next = bool(request.start_time), bool(request.last_by_subj), bool(request.next_by_subj)
     if request.batch > 0 or request.max_bytes > 0:
-        raise bad_request()
+        raise api_error("bad_request")
     is_twice = (request.seq and (by_last or by_time)) or (by_last and (by_next or by_time))
     if is_twice or not (request.seq or by_last or by_next or by_time):
-        raise bad_request()
+        raise api_error("bad_request")
 
 
 def message_of(log: StreamLog, request: MessageGetRequest) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def message_of(log: StreamLog, request: MessageGetRequest) -> dict[str, Any]:
     if log.first_readable_offset <= offset < log.high_watermark:
         for rows in log.reader.visible_rows(offset, offset + 1):
             return shown(rows, with_headers=not request.no_hdr)
-    raise no_message()
+    raise api_error("no_message")
 
 
 def _chosen(log: StreamLog, request: MessageGetRequest) -> int:
@@ -46,7 +46,7 @@ def _chosen(log: StreamLog, request: MessageGetRequest) -> int:
         try:
             start_us = parse_timestamp_us(request.start_time, "start_time")
         except InvalidRequest as error:
-            raise bad_request() from error
+            raise api_error("bad_request") from error
         start, found_us = log.reader.offset_at(start_us, log.first_readable_offset)
         if found_us is None:
             return -1

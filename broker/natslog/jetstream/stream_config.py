@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from natslog.errors import InvalidRequest
-from natslog.jetstream.errors import invalid_config, negative_replicas, pedantic
+from natslog.jetstream.errors import api_error, invalid_config, pedantic
 from natslog.jetstream.requests import ApiRequest, Signed, Unsigned
 from natslog.model import (
     DEFAULT_WINDOW_S,
@@ -184,7 +184,7 @@ def _with_numbers(config: StreamConfigRequest) -> StreamConfigRequest:
     if config.num_replicas > MAX_REPLICAS:
         raise invalid_config(f"maximum replicas is {MAX_REPLICAS}")
     if config.num_replicas < 0:
-        raise negative_replicas()
+        raise api_error("negative_replicas")
     changes: dict[str, Any] = {"num_replicas": config.num_replicas or 1}
     for field in ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers"):
         if config.pedantic and getattr(config, field) < -1:

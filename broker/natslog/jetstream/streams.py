@@ -10,10 +10,11 @@ import msgspec
 
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, wanted_replicas
 from natslog.errors import InvalidRequest, MessageNotFound, OffsetOutOfRange, RemovalDenied, StreamSealed
-from natslog.jetstream import direct, errors, stored_messages
+from natslog.jetstream import direct, stored_messages
 from natslog.jetstream.advisories import StreamAdvisories
 from natslog.jetstream.consumers.calls import ConsumerCalls
 from natslog.jetstream.consumers.serving import ConsumerServing
+from natslog.jetstream.errors import api_error, invalid_config
 from natslog.jetstream.peers import broker_name, peers
 from natslog.jetstream.requests import (
     API_LEVEL,
@@ -171,19 +172,19 @@ class StreamCalls:
     async def create(self, name: str, payload: bytes) -> dict[str, Any]:
         request = decoded(payload, StreamConfigRequest)
         if request.name != name:
-            raise errors.name_mismatch()
+            raise api_error("name_mismatch")
         if {"/", "\\"} & set(name):
-            raise errors.path_separators()
+            raise api_error("path_separators")
         if request.sealed:
-            raise errors.invalid_config("stream configuration for create can not be sealed")
+            raise invalid_config("stream configuration for create can not be sealed")
         if request.mirror_direct and request.mirror is None:
-            raise errors.invalid_config("stream has no mirror but does have mirror direct")
+            raise invalid_config("stream has no mirror but does have mirror direct")
         config = checked(request)
         self._require_brokers(config.num_replicas)
         self._require_tags(config)
         existing = self._broker.state.streams.get(name)
         if existing is not None and not are_equal(config_of(existing, wanted_replicas(existing)), config):
-            raise errors.name_in_use()
+            raise api_error("name_in_use")
         if existing is None:
             self._require_own_subjects(name, config.subjects)
             operations = self._broker.stream_operations
@@ -199,18 +200,18 @@ class StreamCalls:
             if (state := (await self.states([record])).get(name)) is not None:
                 return record, state
             await asyncio.sleep(_STATE_RETRY_S)
-        raise errors.unavailable()
+        raise api_error("unavailable")
 
     def _require_brokers(self, replicas: int) -> None:
         if replicas > len(self._broker.cluster.usable()):
-            raise errors.too_many_replicas()
+            raise api_error("too_many_replicas")
 
     def _require_tags(self, config: StreamConfig) -> None:
         tags = config.placement.tags if config.placement is not None else ()
         brokers = self._broker.state.brokers
         having = [one for one in self._broker.cluster.usable() if set(brokers[one].tags) >= set(tags)]
         if tags and len(having) < config.num_replicas:
-            raise errors.no_suitable_brokers(tags)
+            raise api_error("no_suitable_brokers", list(tags))
 
     def _require_own_subjects(self, name: str, subjects: tuple[str, ...]) -> None:
         """A message that two streams record would get two acks."""
@@ -218,7 +219,7 @@ class StreamCalls:
         others = state.index.recording(subjects) - {name}
         acking = sorted(one for one in others if state.streams[one].settings.acks in ("reply", "any"))
         if acking:
-            raise errors.subjects_overlap(acking[0])
+            raise api_error("subjects_overlap", acking[0])
 
     async def names(self, payload: bytes) -> dict[str, Any]:
         request, records = self._listed(payload)
@@ -256,7 +257,7 @@ class StreamCalls:
     async def info(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         request = decoded(payload, StreamInfoRequest) if has_fields(payload) else StreamInfoRequest()
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         state = await self._state(stream, deleted=request.deleted_details)
         page = {"total": 0, "offset": 0, "limit": 0}
         if pattern := request.subjects_filter:
@@ -271,9 +272,9 @@ class StreamCalls:
     async def update(self, name: str, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         config = checked(decoded(payload, StreamConfigRequest))
         if config.name != name:
-            raise errors.name_mismatch()
+            raise api_error("name_mismatch")
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         record, operations = stream.record, self._broker.stream_operations
         was = config_of(record, wanted_replicas(record))
         if config.num_replicas > max(was.num_replicas, 1):
@@ -294,9 +295,9 @@ class StreamCalls:
 
     async def delete(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         if not is_empty(payload):
-            raise errors.not_empty()
+            raise api_error("not_empty")
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         await self._broker.change_cluster(self._broker.stream_operations.delete(stream.name))
         for _ in range(_UNSUBSCRIBED_TRIES):  # a publisher must not get an ack of a stream that is deleted
             if not stream.is_subscribed:
@@ -307,15 +308,15 @@ class StreamCalls:
     async def purge(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         request = decoded(payload, PurgeRequest) if has_fields(payload) else PurgeRequest()
         if request.seq and request.keep:
-            raise errors.bad_request()
+            raise api_error("bad_request")
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         try:
             require_purgeable(stream.record)
         except StreamSealed as error:
-            raise errors.sealed() from error
+            raise api_error("sealed") from error
         except RemovalDenied as error:
-            raise errors.purge_denied() from error
+            raise api_error("purge_denied") from error
         end = stream.usable_log().high_watermark
         below = min(request.seq - 1, end) if request.seq else end
         operations = self._broker.stream_operations
@@ -336,18 +337,18 @@ class StreamCalls:
         return {"success": True, "purged": purged}
 
     async def snapshot(self, stream: HostedStream | None) -> dict[str, Any]:
-        raise errors.stream_not_found() if stream is None else errors.no_snapshots()
+        raise api_error("stream_not_found") if stream is None else api_error("no_snapshots")
 
     async def restore(self) -> dict[str, Any]:
-        raise errors.no_restores()
+        raise api_error("no_restores")
 
     async def message(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         if is_empty(payload):
-            raise errors.bad_request()
+            raise api_error("bad_request")
         request = decoded(payload, MessageGetRequest)
         stored_messages.require_one_choice(request)
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         return {"message": await self._read(stream, lambda log: stored_messages.message_of(log, request))}
 
     async def direct(self, stream: HostedStream, request: MessageGetRequest) -> list[direct.Answer]:
@@ -356,26 +357,26 @@ class StreamCalls:
 
     async def delete_message(self, stream: HostedStream | None, payload: bytes) -> dict[str, Any]:
         if is_empty(payload):
-            raise errors.bad_request()
+            raise api_error("bad_request")
         request = decoded(payload, MessageDeleteRequest)
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         try:
             require_deletable(stream.record)
         except StreamSealed as error:
-            raise errors.sealed() from error
+            raise api_error("sealed") from error
         except RemovalDenied as error:
-            raise errors.delete_denied() from error
+            raise api_error("delete_denied") from error
         first, end = await self._read(stream, _visible_range)
         if not first < request.seq <= end and config_of(stream.record).storage == "file":
-            raise errors.nothing_to_delete(is_past_end=request.seq > end)
+            raise api_error("past_end" if request.seq > end else "nothing_to_delete")
         if not request.seq:
-            raise errors.sequence_not_found(0)
+            raise api_error("sequence_not_found", 0)
         operations, offset = self._broker.stream_operations, request.seq - 1
         try:
             await operations.delete_message(stream, offset, erase=not request.no_erase)
         except MessageNotFound as error:
-            raise errors.sequence_not_found(request.seq) from error
+            raise api_error("sequence_not_found", request.seq) from error
         return {"success": True}
 
 

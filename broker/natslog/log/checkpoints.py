@@ -73,9 +73,7 @@ class Checkpoints:
             content = read_checked(self._folder / LOG_START_FILE, LOG_START_FILE, 1)
         except CorruptLog as error:
             logger.error(
-                "%s. The log start offset is read from %s",
-                error.message,
-                HIGH_WATERMARK_FILE,
+                f"{error.message}. The log start offset is read from {HIGH_WATERMARK_FILE}",
                 extra=event("log.file_damaged"),
             )
             return None
@@ -94,10 +92,8 @@ class Checkpoints:
             if self._starts != (log_start_offset, log_start_offset) or not self.has_high_watermark:
                 if not self.has_high_watermark:
                     logger.warning(
-                        "%s: %s is missing; it was rebuilt from the log as %d",
-                        self._folder,
-                        HIGH_WATERMARK_FILE,
-                        high_watermark,
+                        f"{self._folder}: {HIGH_WATERMARK_FILE} is missing; it was rebuilt from the log as "
+                        f"{high_watermark}",
                         extra=event("log.file_rebuilt", path=self._folder / HIGH_WATERMARK_FILE),
                     )
                     self.high_watermark = high_watermark

@@ -51,9 +51,7 @@ class CompressedSizes:
             write_checked(self._path, COMPRESSION_FILE, 1, content)
         except OSError as error:
             logger.warning(
-                "%s could not be written: %s",
-                self._path,
-                error.strerror or error,
+                f"{self._path} could not be written: {error.strerror or error}",
                 extra=event("file.not_written", path=self._path),
             )
 

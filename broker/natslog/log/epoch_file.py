@@ -48,9 +48,7 @@ def rebuilt_epochs(folder: Path, chain: SegmentChain, *, has_others: bool) -> Ep
         OSError: a file cannot be read.
     """
     logger.warning(
-        "%s: %s is missing; it was rebuilt from the headers of all batches",
-        folder,
-        _NAME,
+        f"{folder}: {_NAME} is missing; it was rebuilt from the headers of all batches",
         extra=event("log.file_rebuilt", path=folder / _NAME),
     )
     entries: list[tuple[int, int]] = []

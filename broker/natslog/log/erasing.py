@@ -176,7 +176,7 @@ class Erasures:
             stored = read_record(self._path, _FILE, _VERSION, _Stored)
         except CorruptLog as error:
             logger.error(
-                "%s. The erasures of the stream are checked again", error.message, extra=event("log.file_damaged")
+                f"{error.message}. The erasures of the stream are checked again", extra=event("log.file_damaged")
             )
             stored = None
         return {} if stored is None else stored.receipts

@@ -150,9 +150,7 @@ def _timestamp_us(place: _Place, fd: int, start: int) -> int:
         read_us = _read_timestamp_us(place.segment.path, fd, place.index[place.at], start)
     except (CorruptLog, OSError, pa.ArrowException) as error:
         logger.warning(
-            "the age of offset %d is that of the newest message of its batch: %s",
-            start,
-            error,
+            f"the age of offset {start} is that of the newest message of its batch: {error}",
             extra=event("log.age_estimated", offset=start),
         )
         return newest

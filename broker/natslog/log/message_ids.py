@@ -75,9 +75,7 @@ class MessageIds:
     def _report_lost(self, error: Exception) -> None:
         folder = self._shared.folder
         logger.error(
-            "%s: message ids of rows that are removed could not be kept, so that a repeated message may be stored "
-            "again: %s",
-            folder,
-            error,
+            f"{folder}: message ids of rows that are removed could not be kept, so that a repeated message may be "
+            f"stored again: {error}",
             extra=event("log.ids_lost", path=folder),
         )

@@ -150,10 +150,7 @@ class Opening:
         except CorruptLog as error:
             aside = sealed[base_offset].with_suffix(_DAMAGED_SUFFIX)
             logger.error(
-                "%s The file is kept as %s; %s is used",
-                error.message,
-                aside,
-                active[base_offset].name,
+                f"{error.message} The file is kept as {aside}; {active[base_offset].name} is used",
                 extra=event("log.segment_set_aside", path=aside),
             )
             os.replace(sealed.pop(base_offset), aside)
@@ -175,10 +172,7 @@ class Opening:
         dropped = [base for base, following in pairwise(bases) if following <= start]
         for base_offset in dropped:
             logger.info(
-                "%s: the segment at %d was removed because the log starts at %d",
-                self.folder,
-                base_offset,
-                start,
+                f"{self.folder}: the segment at {base_offset} was removed because the log starts at {start}",
                 extra=event("log.segment_dropped", path=self.folder, offset=base_offset),
             )
             remove_segment_files(segment_path(self.folder, base_offset, SEALED_SUFFIX))
@@ -215,8 +209,7 @@ class Opening:
     def _is_to_be_removed(self, one: _Unsealed) -> bool:
         if one.scan is None:
             logger.warning(
-                "%s: removed; its header was incomplete, so the file had no messages",
-                one.path,
+                f"{one.path}: removed; its header was incomplete, so the file had no messages",
                 extra=event("log.empty_segment_removed", path=one.path),
             )
             return True
@@ -224,9 +217,7 @@ class Opening:
         if end is None or end <= one.base_offset:
             return False
         logger.warning(
-            "%s: removed; it is empty, and the previous segment has offsets up to %d",
-            one.path,
-            end,
+            f"{one.path}: removed; it is empty, and the previous segment has offsets up to {end}",
             extra=event("log.empty_segment_removed", path=one.path),
         )
         return True
@@ -246,18 +237,14 @@ class Opening:
         path, scan = one.path.with_suffix(ACTIVE_SUFFIX), one.scan
         if path != one.path:
             logger.warning(
-                "%s: the footer is damaged; the file is read as an unsealed segment",
-                one.path,
+                f"{one.path}: the footer is damaged; the file is read as an unsealed segment",
                 extra=event("log.footer_damaged", path=one.path),
             )
             one.path.rename(path)
         self.chain.damages += scan.damages
         if scan.torn_bytes and not self.chain.damages:
             logger.warning(
-                "%s: removed an incomplete commit of %d bytes at byte %d",
-                path,
-                scan.torn_bytes,
-                scan.end_position,
+                f"{path}: removed an incomplete commit of {scan.torn_bytes} bytes at byte {scan.end_position}",
                 extra=event("log.tail_removed", path=path, bytes=scan.torn_bytes),
             )
             os.truncate(path, scan.end_position)
@@ -300,9 +287,7 @@ class Opening:
     def _begin_at(self, start: int) -> None:
         """Completes a restart of the log of which only the start was stored: all existing messages are below it."""
         logger.warning(
-            "%s: the log starts again at %d: all its messages are below its stored log start offset",
-            self.folder,
-            start,
+            f"{self.folder}: the log starts again at {start}: all its messages are below its stored log start offset",
             extra=event("log.started_again", path=self.folder, offset=start),
         )
         fresh = ActiveSegment.create(self.folder, self.stream_id, start)

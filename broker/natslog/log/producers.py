@@ -61,8 +61,7 @@ class ProducerTable:
             content = read_checked(self._path, _FILE, 1)
         except CorruptLog as error:
             logger.error(
-                "%s. The batches of producers are read from the log when they are needed",
-                error.message,
+                f"{error.message}. The batches of producers are read from the log when they are needed",
                 extra=event("log.file_damaged", path=self._path),
             )
             content = None
@@ -77,8 +76,7 @@ class ProducerTable:
                 self.note(mark, high_watermark)
         except CorruptLog as error:
             logger.error(
-                "the batches of producers are known only for the readable part of the log: %s",
-                error.message,
+                f"the batches of producers are known only for the readable part of the log: {error.message}",
                 extra=event("log.producers_partial", path=self._path.parent),
             )
 
@@ -132,8 +130,7 @@ class ProducerTable:
 
     def _read_all(self, log_start_offset: int, high_watermark: int) -> None:
         logger.info(
-            "%s: reading the headers of the whole log to find the last batch of each producer",
-            self._path.parent,
+            f"{self._path.parent}: reading the headers of the whole log to find the last batch of each producer",
             extra=event("log.producers_read", path=self._path.parent),
         )
         found = _Committed(self._committed.most)

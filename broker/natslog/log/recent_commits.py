@@ -128,7 +128,7 @@ class RecentCommits:
             parts = [rows for _, rows in rows_of(data, source="the last commits in memory")]
         except CorruptLog as error:
             logger.error(
-                "the last commits are read from their file: %s", error.message, extra=event("log.memory_damaged")
+                f"the last commits are read from their file: {error.message}", extra=event("log.memory_damaged")
             )
             self.clear()
             return None

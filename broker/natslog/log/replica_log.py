@@ -74,12 +74,8 @@ class ReplicaLog(RunLog):
             return
         end = self.log_end_offset
         logger.warning(
-            "%s: truncated from %d to %d: batch %d of producer %s was incomplete",
-            self.folder,
-            end,
-            run.start,
-            run.batch,
-            run.producer,
+            f"{self.folder}: truncated from {end} to {run.start}: batch {run.batch} of producer {run.producer} was "
+            "incomplete",
             extra=event(
                 "log.truncated",
                 path=self.folder,

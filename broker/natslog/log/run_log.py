@@ -159,9 +159,7 @@ class RunLog(StreamLog):
             self.producers.store(self.high_watermark, is_short=self._is_short)
         except OSError as error:
             logger.error(
-                "%s: the last batches of producers could not be stored (%s)",
-                self.folder,
-                error,
+                f"{self.folder}: the last batches of producers could not be stored ({error})",
                 extra=event("log.checkpoint_not_stored", path=self.folder),
             )
 

@@ -382,9 +382,7 @@ class ScrubProgress:
                 write_checked(self._path, SCRUB_FILE, 1, self._known)
         except OSError as error:
             logger.warning(
-                "%s could not be written: %s",
-                self._path,
-                error.strerror or error,
+                f"{self._path} could not be written: {error.strerror or error}",
                 extra=event("file.not_written", path=self._path),
             )
 
@@ -402,9 +400,7 @@ def _read(path: Path) -> _Stored:
         return read_record(path, SCRUB_FILE, 1, _Stored) or _Stored()
     except (CorruptLog, DataDirError, UpgradeRequired, OSError) as error:
         logger.warning(
-            "%s is ignored, and the log is scrubbed from its start: %s",
-            path,
-            error,
+            f"{path} is ignored, and the log is scrubbed from its start: {error}",
             extra=event("file.ignored", path=path),
         )
         return _Stored()

@@ -488,9 +488,8 @@ class StreamLog:
             self.checkpoint()
         except OSError as error:
             logger.error(
-                "%s: the last checkpoint could not be written (%s); the next recovery does not need it",
-                self.folder,
-                error,
+                f"{self.folder}: the last checkpoint could not be written ({error}); the next recovery does not need "
+                "it",
                 extra=event("log.checkpoint_not_stored", path=self.folder),
             )
         self._store_visibility()
@@ -509,8 +508,6 @@ class StreamLog:
             self.visibility.store(self.log_start_offset, at_least=_STORED_AT_CLOSE_OFFSETS)
         except OSError as error:
             logger.error(
-                "%s: which messages are hidden could not be stored (%s)",
-                self.folder,
-                error,
+                f"{self.folder}: which messages are hidden could not be stored ({error})",
                 extra=event("log.checkpoint_not_stored", path=self.folder),
             )

@@ -342,9 +342,7 @@ class SubjectIndex:
             made.store(path, identity)
         except OSError as error:
             logger.warning(
-                "%s: the index of its subjects is kept in memory: %s",
-                path,
-                error,
+                f"{path}: the index of its subjects is kept in memory: {error}",
                 extra=event("log.index_in_memory", path=path),
             )
         return SubjectPart.stored(path, made.start, made.end) or made

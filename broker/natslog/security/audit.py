@@ -154,9 +154,7 @@ class AuditLog:
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
             logger.error(
-                "lines of the audit log cannot be written (%s): %d were lost so far",
-                error,
-                self._lost,
+                f"lines of the audit log cannot be written ({error}): {self._lost} were lost so far",
                 extra=event("audit.not_written", count=self._lost),
             )
 

@@ -142,15 +142,13 @@ class BrokerTls:
         left_s = self.expires_s - time.time()
         if left_s < 0:  # without a CA, nothing else finds it
             logger.error(
-                "the TLS certificate %s has expired: replace the file",
-                self._files.certificate,
+                f"the TLS certificate {self._files.certificate} has expired: replace the file",
                 extra=event("tls.expired", path=self._files.certificate),
             )
         elif left_s < _EXPIRES_SOON_S:
             logger.warning(
-                "the TLS certificate %s expires in %.1f days: replace the file",
-                self._files.certificate,
-                left_s / _DAY_S,
+                f"the TLS certificate {self._files.certificate} expires in {left_s / _DAY_S:.1f} days: replace the "
+                "file",
                 extra=event("tls.expires_soon", path=self._files.certificate),
             )
 

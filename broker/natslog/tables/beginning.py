@@ -68,9 +68,7 @@ def first_position(
         )
     if stored.offset < log_start:
         logger.warning(
-            "stream %s: %s are lost, and not in the table",
-            stream,
-            offsets_between(stored.offset, log_start),
+            f"stream {stream}: {offsets_between(stored.offset, log_start)} are lost, and not in the table",
             extra=event("table.offsets_lost", stream=stream, offset=stored.offset, end_offset=log_start),
         )
     offset = max(stored.offset, log_start)

@@ -43,7 +43,7 @@ class Retrying:
                     raise
                 if is_first:
                     logger.warning(
-                        "%s; it is repeated for %.0f s", error, self._patience_s, extra=event("client.request_repeated")
+                        f"{error}; it is repeated for {self._patience_s:.0f} s", extra=event("client.request_repeated")
                     )
                 is_first = False
             time.sleep(_RETRY_S)

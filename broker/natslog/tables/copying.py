@@ -284,8 +284,7 @@ class _Copying:
             done = self._table.compact(self._options.file_bytes)
         except TableFailed as error:
             logger.warning(
-                "%s; the table is not compacted now, and its rows are as they were",
-                error,
+                f"{error}; the table is not compacted now, and its rows are as they were",
                 extra=event("table.not_compacted"),
             )
             return 0, 0
@@ -303,10 +302,7 @@ class _Copying:
             if not error.retriable:
                 raise
             logger.warning(
-                "cursor %s was not set to %d: %s",
-                self._options.cursor,
-                position.offset,
-                error,
+                f"cursor {self._options.cursor} was not set to {position.offset}: {error}",
                 extra=event("cursor.not_set", cursor=self._options.cursor, offset=position.offset),
             )
 

@@ -296,9 +296,8 @@ def _made(names: Sequence[str], service: str, instance: str | None, delay_ms: in
         from natslog.tracing.exporting import make_provider
     except ImportError as error:
         logger.warning(
-            "variables of OpenTelemetry request traces, but it is not installed (%s): run pip install 'natslog[otel]', "
-            "or set OTEL_TRACES_EXPORTER=none",
-            error,
+            f"variables of OpenTelemetry request traces, but it is not installed ({error}): run pip install "
+            "'natslog[otel]', or set OTEL_TRACES_EXPORTER=none",
             extra=event("tracing.not_installed"),
         )
         return None
@@ -306,8 +305,7 @@ def _made(names: Sequence[str], service: str, instance: str | None, delay_ms: in
         return make_provider(names, service, instance, delay_ms)
     except Exception as error:
         logger.warning(
-            "traces are not exported: the variables of OpenTelemetry cannot be used: %s",
-            shown_text(str(error)),
+            f"traces are not exported: the variables of OpenTelemetry cannot be used: {shown_text(str(error))}",
             extra=event("tracing.not_configured"),
         )
         return None

@@ -46,7 +46,7 @@ def make_provider(
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=given_delay_ms))
         logger.info(
-            "traces are exported to %s", exporter.target, extra=event("tracing.started", address=exporter.target)
+            f"traces are exported to {exporter.target}", extra=event("tracing.started", address=exporter.target)
         )
     return provider
 
@@ -156,9 +156,7 @@ class Watched(SpanExporter):
         if self._logged_s is not None:
             self._logged_s = None
             logger.info(
-                "traces are exported to %s again; %d spans were lost",
-                self.target,
-                self._lost,
+                f"traces are exported to {self.target} again; {self._lost} spans were lost",
                 extra=event("tracing.export_restored", address=self.target, count=self._lost),
             )
         self._lost = 0

@@ -20,9 +20,7 @@ def note_failure(error: Exception) -> None:
     if _logged_s is None or now_s - _logged_s >= _LOG_EVERY_S:
         _logged_s = now_s
         logger.error(
-            "a span is missing or incomplete: %s: %s",
-            type(error).__name__,
-            error,
+            f"a span is missing or incomplete: {type(error).__name__}: {error}",
             exc_info=error,
             extra=event("tracing.failed"),
         )

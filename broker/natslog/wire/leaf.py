@@ -253,9 +253,7 @@ class LeafLink:
         self.interest.clear()
         problem = self._problems[address] = self._problem_of(connection.ended.result())
         logger.warning(
-            "the leafnode connection to NATS at %s was lost: %s; reconnecting",
-            address.shown,
-            problem.shown,
+            f"the leafnode connection to NATS at {address.shown} was lost: {problem.shown}; reconnecting",
             extra=event("nats_leaf_down", address=address.shown),
         )
         self.on_state(False)
@@ -343,9 +341,7 @@ class LeafLink:
         problem = self._problem_of(error)
         if known is None or (problem.remedy or problem) != (known.remedy or known):
             logger.warning(
-                "no leafnode connection to NATS at %s: %s; trying again",
-                address.shown,
-                problem.shown,
+                f"no leafnode connection to NATS at {address.shown}: {problem.shown}; trying again",
                 extra=event("nats_leaf_down", address=address.shown),
             )
         self._problems[address] = problem

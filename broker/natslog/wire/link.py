@@ -219,9 +219,7 @@ class NatsLink:
         problem = problem_of(error, self._credentials)
         if problem != self._problem:
             logger.warning(
-                "cannot connect to NATS at %s: %s; trying again",
-                self.shown_url,
-                problem.shown,
+                f"cannot connect to NATS at {self.shown_url}: {problem.shown}; trying again",
                 extra=event("nats.not_connected", address=self.shown_url),
             )
         self._problem = problem

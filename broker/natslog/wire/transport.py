@@ -101,7 +101,7 @@ class FrameDemux:
                     left += [frames.buffer[start:end].tobytes() for start, end in rows[:, [START, END]].tolist()]
         except MalformedFrame as error:
             logger.error(
-                "the NATS server sent invalid protocol data (%s); reconnecting", error, extra=event("nats.invalid_data")
+                f"the NATS server sent invalid protocol data ({error}); reconnecting", extra=event("nats.invalid_data")
             )
             raise ProtocolError from error
         except Exception as error:

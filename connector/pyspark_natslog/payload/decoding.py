@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -178,13 +178,6 @@ def _rescuer(payload: PayloadOptions, wanted: Sequence[str]) -> Rescuer | None:
     return Rescuer(payload.fields)
 
 
-def _json_kernel(columns: StructType) -> Decoder:
-    from pyspark_natslog.payload.json_rows import JsonDecoder  # a slow import, which most data do not need
-
-    _warn_if_slow()
-    return JsonDecoder(columns)
-
-
 def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
     """The format's decoder for the requested columns; for all, if only the corrupt-record column is requested."""
     if payload.format == "string":
@@ -207,9 +200,10 @@ def _decoder(payload: PayloadOptions, wanted: Sequence[str]) -> Decoder:
         return ProtobufDecoder(payload.message, chosen, is_framed=payload.is_framed)
     assert schema is not None, "the other typed formats have a schema"
     if payload.format == "json":
+        _warn_if_slow()
         from pyspark_natslog.payload.json_paths import JsonPaths
 
-        return JsonPaths(columns, partial(_json_kernel, columns))
+        return JsonPaths(columns)
     if payload.format == "avro":
         _warn_if_slow()
         from pyspark_natslog.payload.avro_rows import AvroDecoder

@@ -122,8 +122,8 @@ class _Appending:
         tracing.flush(spans.FLUSH_WITHIN_S)
         if appended.duplicate:
             logger.warning(
-                "stream %s: batch %d of %s was stored before, as %s: its rows were not appended again",
-                options.stream, key[1], key[0], offsets_between(appended.start or 0, appended.end or 0),
+                f"stream {options.stream}: batch {key[1]} of {key[0]} was stored before, as "
+                f"{offsets_between(appended.start or 0, appended.end or 0)}: its rows were not appended again"
             )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

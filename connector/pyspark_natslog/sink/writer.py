@@ -173,7 +173,7 @@ def _warn_of_dead_letters(options: SinkOptions, messages: Sequence[WriterCommitM
     dead = sum(message.dead_letters for message in messages if isinstance(message, Published))
     if dead:
         logger.warning(
-            "%d rows could not be sent; they were published to %r as dead letters", dead, options.dead_letter_subject
+            f"{dead} rows could not be sent; they were published to {options.dead_letter_subject!r} as dead letters"
         )
 
 

@@ -15,12 +15,12 @@ import queue
 import signal
 import threading
 import time
-from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeAlias
 
 from natslog.client import ClientOptions, NatslogClient
 from natslog.errors import NatslogError, StreamNotFound, StreamRecreated
+from pyspark_natslog.options import in_passing
 from pyspark_natslog.source.offsets import Offsets
 
 logger = logging.getLogger("pyspark_natslog")
@@ -29,7 +29,6 @@ _EVERY_S = 1.0
 _APART_S = 0.1
 _AGAIN_AFTER_S = 5.0
 _LOG_EVERY_S = 60.0
-_ASK_WITHIN_S = 2.0
 _LAST_WITHIN_S = 2.0
 
 
@@ -55,7 +54,7 @@ class CursorMirror:
     def note(self, position: Offsets) -> None:
         """The query has completed everything below this position."""
         if self._thread is None:
-            writer = _Writer(self._consumer, NatslogClient(self._servers, _briefly(self._options)), self._notes)
+            writer = _Writer(self._consumer, NatslogClient(self._servers, in_passing(self._options)), self._notes)
             self._thread = threading.Thread(target=writer.run, name="cursor", daemon=True)
             self._thread.start()
             self._close_on_sigterm()
@@ -77,10 +76,6 @@ class CursorMirror:
         self.close()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-def _briefly(options: ClientOptions) -> ClientOptions:
-    return replace(options, timeout_s=min(_ASK_WITHIN_S, options.timeout_s), retries=0, patience_s=0.0)
 
 
 class _Writer:
@@ -136,5 +131,5 @@ class _Writer:
         if time.monotonic() >= self._logged_until_s:
             self._logged_until_s = time.monotonic() + _LOG_EVERY_S
             logger.warning(
-                "cursor %s on stream %s is not up to date; the query continues: %s", self._consumer, stream, error
+                f"cursor {self._consumer} on stream {stream} is not up to date; the query continues: {error}"
             )

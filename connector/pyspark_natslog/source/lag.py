@@ -17,15 +17,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from natslog.client import ClientOptions, NatslogClient
+from pyspark_natslog.options import in_passing
 
 logger = logging.getLogger("pyspark_natslog")
 
 _WAIT_S = 0.1
-_ASK_WITHIN_S = 2.0
 _PAUSE_S = 5.0
 _LOG_EVERY_S = 60.0
 
@@ -57,8 +57,7 @@ class LagReport:
     def __init__(
         self, servers: tuple[str, ...], options: ClientOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        timeout_s = min(_ASK_WITHIN_S, options.timeout_s)
-        self._servers, self._options = servers, replace(options, timeout_s=timeout_s, retries=0, patience_s=0.0)
+        self._servers, self._options = servers, in_passing(options)
         self._clock = clock
         self._client = NatslogClient(servers, self._options)
         self._thread: ThreadPoolExecutor | None = None
@@ -107,7 +106,7 @@ class LagReport:
         if now_s >= self._logged_until_s:
             self._logged_until_s = now_s + _LOG_EVERY_S
             logger.warning(
-                "bytes_behind and seconds_behind are unknown for %.0f s; the query continues: %s", _PAUSE_S, why
+                f"bytes_behind and seconds_behind are unknown for {_PAUSE_S:.0f} s; the query continues: {why}"
             )
 
     def close(self) -> None:

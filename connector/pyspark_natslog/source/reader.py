@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from natslog.client import NatslogClient
-from natslog.errors import ConfigError, StreamNotFound
+from natslog.errors import ConfigError
 from natslog.planning import AskedPlan, ReadPosition
 from pyspark_natslog.plain_errors import plain_errors
 from pyspark_natslog.source.options import CURSOR, FIRST_ANSWER_WITHIN_S, SourceOptions
@@ -45,9 +45,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         with options.client(FIRST_ANSWER_WITHIN_S) as client:
             states = options.selection.states(client)
-            for name in options.selection.names:
-                if name not in states:
-                    raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
+            options.selection.require_all(states)
             as_of = {name: client.latest_as_of(name) for name in states} if options.is_latest_view else {}
             ranges = {name: self._range(client, state, states, as_of.get(name)) for name, state in states.items()}
             return self._planned(client, {name: one for name, one in ranges.items() if one.start != one.end}, as_of)

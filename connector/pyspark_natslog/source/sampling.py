@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pyspark.sql.types import StringType, StructType
 
 from natslog.client import NatslogClient
-from natslog.errors import ConfigError, StreamNotFound
+from natslog.errors import ConfigError
 from pyspark_natslog.options import Given
 from pyspark_natslog.payload import PAYLOAD_OPTIONS
 from pyspark_natslog.payload.inferring import schema_of
@@ -90,9 +90,7 @@ def _sampled(given: Mapping[str, str]) -> StructType:
     options = SourceOptions.parse({name: value for name, value in given.items() if name not in payload})
     with options.client(FIRST_ANSWER_WITHIN_S) as client:
         states = options.selection.states(client)
-        for name in options.selection.names:
-            if name not in states:
-                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
+        options.selection.require_all(states)
         found = schema_of(_payloads(client, options, list(states.values())[:_MOST_STREAMS]))
     if not found.fields:
         raise ConfigError(

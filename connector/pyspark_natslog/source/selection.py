@@ -83,6 +83,12 @@ class Selection:
                 continue
         return found
 
+    def require_all(self, states: Mapping[str, StreamState]) -> None:
+        """Raises StreamNotFound: a stream that is named does not exist."""
+        for name in self.names:
+            if name not in states:
+                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
+
     def __str__(self) -> str:
         if self.names:
             return f"stream {', '.join(self.names)}"

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from natslog.client import leader_epochs
-from natslog.errors import NatslogError, NotLeader, StreamNotFound
+from natslog.errors import NatslogError, NotLeader
 from natslog.planning import (
     AskedPlan,
     PlannedStream,
@@ -103,12 +103,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         options = self._options
         states = self._retry_until_available(self._states)
-        for name in options.selection.names:
-            if name not in states:
-                raise StreamNotFound(f"there is no stream {name!r}: create it, or correct the option stream")
+        options.selection.require_all(states)
         if not states:
             logger.warning(
-                "no stream matches %s yet; streams that are created later are read from their start", options.selection
+                f"no stream matches {options.selection} yet; streams that are created later are read from their start"
             )
         resolve = partial(resolve_start, self._client, options, options.start, selected=states.keys())
         starts = {name: self._retry_until_available(partial(resolve, state)) for name, state in states.items()}
@@ -240,11 +238,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._gone[name] = at
             return
         logger.warning(
-            "%s does not select stream %r: it is not read, and the checkpoint keeps its position %d. If it is selected "
-            "again, it continues there",
-            self._options.selection,
-            name,
-            at.offset,
+            f"{self._options.selection} does not select stream {name!r}: it is not read, and the checkpoint keeps its "
+            f"position {at.offset}. If it is selected again, it continues there"
         )
         self._left.add(name)
 
@@ -279,7 +274,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(error, NotLeader) or not isinstance(stream_id, str):
             return False
         logger.warning(
-            "stream %s: no broker has the leader epoch of the checkpoint; an older one is accepted now", stream_id
+            f"stream {stream_id}: no broker has the leader epoch of the checkpoint; an older one is accepted now"
         )
         leader_epochs.forget(stream_id)
         self._accepted.add(stream_id)

@@ -99,7 +99,9 @@ def test_a_crash_while_messages_are_erased(stream: Stream, tmp_path: Path, tears
     stream.erase("subject", "b")
     stream.settle()
     before, expected = file_bytes(stream.leader.folder), stream.leader.visible(1 << 20)
-    images = images_while(stream, tmp_path / "images", lambda one: one.upkeep.erase_next(stream.now_us), tears=tears)
+    images = images_while(
+        stream, tmp_path / "images", lambda one: one.log.upkeep.erase_next(stream.now_us), tears=tears
+    )
     after = file_bytes(stream.leader.folder)
     _check_moments(
         images,
@@ -110,7 +112,7 @@ def test_a_crash_while_messages_are_erased(stream: Stream, tmp_path: Path, tears
         assert all(found[name] in (before[name], after[name]) for name in before), image.moment
         replica = reopened(stream, image.folder)
         assert replica.visible(1 << 20) == expected, image.moment
-        while replica.upkeep.erase_next(stream.now_us):
+        while replica.log.upkeep.erase_next(stream.now_us):
             pass
         _check_erased(replica, image.moment)
         assert replica.visible(1) == expected, image.moment

@@ -15,16 +15,15 @@ def answer(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     servers = ", ".join(map(without_secrets, facts.servers))
     if not facts.problem:
         found = f"{servers}: natslog {facts.cluster.get('version')}, cluster {facts.cluster.get('cluster_id')}"
-        yield ok("cluster.answer", found)
+        yield ok(found)
         return
     is_first_start = examined.config is not None and not (
         isinstance(examined.folder, FolderFacts) and examined.folder.broker_id is not None
     )
     if is_first_start:
-        yield not_checked("cluster.answer", f"no broker answers at {servers}: none was started with this data folder")
+        yield not_checked(f"no broker answers at {servers}: none was started with this data folder")
     else:
         yield problem(
-            "cluster.answer",
             facts.problem,
             "Start the broker, give the right --server and its credentials, or look at the log of the broker.",
         )
@@ -38,33 +37,27 @@ def quorum(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     found = f"{alive} of {len(voters)} voters are up, {needed} are needed"
     known = {"alive": alive, "voters": len(voters), "needed": needed}
     if alive < needed or not facts.cluster.get("is_current"):
-        yield problem(
-            "cluster.quorum", found, "Start the missing brokers: no change is possible without them.", **known
-        )
+        yield problem(found, "Start the missing brokers: no change is possible without them.", **known)
     elif len(voters) == 2:
-        yield warning(
-            "cluster.quorum", found, "Add a third broker: with two, the failure of either stops all changes.", **known
-        )
+        yield warning(found, "Add a third broker: with two, the failure of either stops all changes.", **known)
     elif alive == needed and len(voters) > 1:
-        yield warning(
-            "cluster.quorum", found, "Start the missing brokers: the cluster survives no other failure.", **known
-        )
+        yield warning(found, "Start the missing brokers: the cluster survives no other failure.", **known)
     else:
-        yield ok("cluster.quorum", found, **known)
+        yield ok(found, **known)
 
 
 def findings(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     if facts.problem:
         return
     if facts.overview_problem:
-        yield not_checked("cluster.findings", facts.overview_problem, "Give a token that has the action monitor.")
+        yield not_checked(facts.overview_problem, "Give a token that has the action monitor.")
         return
     for one in facts.findings:
         make = problem if one["level"] == "error" else warning
         found = f"{one['code']}, {one['where']}: {one['what']}"
-        yield make("cluster.findings", found, one["remedy"], **{key: one[key] for key in ("code", "where", "count")})
+        yield make(found, one["remedy"], **{key: one[key] for key in ("code", "where", "count")})
     if not facts.findings:
-        yield ok("cluster.findings", "the brokers report nothing that is wrong")
+        yield ok("the brokers report nothing that is wrong")
 
 
 def reach(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
@@ -73,14 +66,13 @@ def reach(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     unreached = [one for one in facts.brokers if one.problem and one.id in alive]
     for one in unreached:
         yield warning(
-            "cluster.reach",
             f"broker {one.id} at {one.url} is up, and cannot be reached from this machine: {one.problem}",
             "Clients on this machine need each broker: check its advertise_url, firewalls and the name service.",
             broker=one.id,
         )
     if facts.brokers and not unreached:
         count = sum(not one.problem for one in facts.brokers)
-        yield ok("cluster.reach", f"{count} of {len(facts.brokers)} brokers can be reached from this machine")
+        yield ok(f"{count} of {len(facts.brokers)} brokers can be reached from this machine")
 
 
 def links(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
@@ -89,14 +81,13 @@ def links(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     cut = [(one, other) for one in stated for other in stated if other not in stated[one]]
     for one, other in cut:
         yield problem(
-            "cluster.links",
             f"broker {one} has no link to broker {other}, though both answer",
             f"Check the network from broker {one} to broker {other}: addresses, firewalls, secrets and certificates.",
             broker=one,
             to=other,
         )
     if len(stated) > 1 and not cut:
-        yield ok("cluster.links", f"{len(stated)} brokers are connected with each other")
+        yield ok(f"{len(stated)} brokers are connected with each other")
 
 
 def versions(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
@@ -107,18 +98,15 @@ def versions(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     shown = ", ".join(f"{version} (broker {number})" for number, version in of_brokers.items())
     known = {"brokers": {str(number): version for number, version in of_brokers.items()}, "here": here}
     if len(set(of_brokers.values())) > 1:
-        yield warning(
-            "versions.brokers", f"the brokers run different versions: {shown}", "Complete the upgrade.", **known
-        )
+        yield warning(f"the brokers run different versions: {shown}", "Complete the upgrade.", **known)
     elif here is not None and here not in of_brokers.values():
         yield warning(
-            "versions.brokers",
             f"this command is natslog {here}, the brokers are {next(iter(of_brokers.values()))}",
             "Install the version of the brokers here.",
             **known,
         )
     else:
-        yield ok("versions.brokers", f"all brokers that answer run natslog {next(iter(of_brokers.values()))}", **known)
+        yield ok(f"all brokers that answer run natslog {next(iter(of_brokers.values()))}", **known)
 
 
 def feature_level(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
@@ -133,9 +121,9 @@ def feature_level(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
             if waits
             else "When the new version is evaluated: natslog cluster finalize-upgrade. It cannot be undone."
         )
-        yield warning("versions.feature_level", found, remedy, level=cluster["feature_level"])
+        yield warning(found, remedy, level=cluster["feature_level"])
     else:
-        yield ok("versions.feature_level", found, level=cluster["feature_level"])
+        yield ok(found, level=cluster["feature_level"])
 
 
 def access(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
@@ -146,13 +134,12 @@ def access(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]:
     listens = config is not None and config.insecure and not config.security and not is_loopback(config.http_host)
     if is_open or listens:
         yield warning(
-            "security.access",
             "security is not enabled, and the brokers can be reached from other machines",
             "Set security = true (see SECURITY.md), or make sure that everyone in that network may read and change "
             "all streams.",
         )
     elif facts.has_security:
-        yield ok("security.access", "by tokens and client certificates")
+        yield ok("by tokens and client certificates")
     elif config is not None or facts.brokers:
         security = config is not None and config.security
-        yield ok("security.access", "by tokens and client certificates" if security else "from this machine only")
+        yield ok("by tokens and client certificates" if security else "from this machine only")

@@ -18,10 +18,9 @@ def ntp(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     if facts.clock_synchronized is None:
         return
     if facts.clock_synchronized:
-        yield ok("clock.ntp", f"the kernel's clock is synchronised, error at most {facts.clock_error_s or 0:.3f} s")
+        yield ok(f"the kernel's clock is synchronised, error at most {facts.clock_error_s or 0:.3f} s")
     else:
         yield warning(
-            "clock.ntp",
             "the kernel's clock is not synchronised",
             "Run an NTP client (chrony, systemd-timesyncd). In a virtual machine whose host sets the clock, this may "
             "be without effect.",
@@ -34,7 +33,6 @@ def brokers_clocks(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]
     wrong = [one for one in reached if abs(one.clock_apart_s) > _APART_S]
     for one in wrong:
         yield warning(
-            "clock.brokers",
             f"the clock of broker {one.id} differs by at least {abs(one.clock_apart_s):.0f} s from this machine's",
             "Synchronise the clocks of the machines (NTP). Timestamps and expiry follow the majority of the brokers.",
             broker=one.id,
@@ -42,7 +40,7 @@ def brokers_clocks(facts: ClusterFacts, examined: Examined) -> Iterator[Outcome]
         )
     if reached and not wrong:
         apart_s = max(abs(one.clock_apart_s) for one in reached)
-        yield ok("clock.brokers", f"{len(reached)} brokers, at most {apart_s:.0f} s apart (accurate to 1 s)")
+        yield ok(f"{len(reached)} brokers, at most {apart_s:.0f} s apart (accurate to 1 s)")
 
 
 def open_files(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
@@ -57,13 +55,13 @@ def open_files(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     remedy = f"Set LimitNOFILE=65536 in the unit of the broker (at least {needed:,} for {streams:,} streams)."
     known = {"limit": most, "open": limits.open_files, "process": limits.process}
     if unlimited:
-        yield ok("limits.open_files", found, **known)
+        yield ok(found, **known)
     elif most < _FEWEST_FILES:
-        yield problem("limits.open_files", found, remedy, **known)
+        yield problem(found, remedy, **known)
     elif most < needed or (limits.open_files or 0) > 0.8 * most:
-        yield warning("limits.open_files", found, remedy, **known)
+        yield warning(found, remedy, **known)
     else:
-        yield ok("limits.open_files", found, **known)
+        yield ok(found, **known)
 
 
 def memory(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
@@ -77,21 +75,19 @@ def memory(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     remedy = f"Give each broker at least {format_size(needed)}: full load needs more than an idle broker."
     known = {"bytes": facts.memory_bytes, "available_bytes": facts.available_bytes, "cgroup_bytes": limit}
     if usable < _LEAST_MEMORY_BYTES:
-        yield problem("limits.memory", found, remedy, **known)
+        yield problem(found, remedy, **known)
     elif usable < needed or (facts.limits.process is None and facts.available_bytes < needed):
-        yield warning("limits.memory", found, remedy, **known)
+        yield warning(found, remedy, **known)
     else:
-        yield ok("limits.memory", found, **known)
+        yield ok(found, **known)
 
 
 def processors(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     found = f"{facts.processors:g} processors"
     if facts.processors < 1:
-        yield warning(
-            "limits.processors", found, "Give the broker at least one processor: sealing takes up to one.", count=found
-        )
+        yield warning(found, "Give the broker at least one processor: sealing takes up to one.", count=found)
     else:
-        yield ok("limits.processors", found, count=facts.processors)
+        yield ok(found, count=facts.processors)
 
 
 def user(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
@@ -100,13 +96,12 @@ def user(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     whose = "this command runs" if facts.limits.process is None else "the broker runs"
     if facts.limits.user == 0:
         yield warning(
-            "security.user",
             f"{whose} as root",
             "Run the broker as a user of its own, and this command as the same user: its results are then those of the "
             "broker.",
         )
     else:
-        yield ok("security.user", f"{whose} as user {facts.limits.user}")
+        yield ok(f"{whose} as user {facts.limits.user}")
 
 
 def port(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
@@ -115,27 +110,25 @@ def port(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
         return
     place = f"{config.http_host}:{config.http_port}"
     if facts.limits.process is not None:
-        yield ok("network.port", f"{place} is for the broker that runs (process {facts.limits.process})")
+        yield ok(f"{place} is for the broker that runs (process {facts.limits.process})")
     elif facts.port_problem:
         yield problem(
-            "network.port",
             f"a broker could not listen on {place}: {facts.port_problem}",
             "Stop the program that uses the port, or correct http_host and http_port.",
         )
     else:
-        yield ok("network.port", f"{place} is free")
+        yield ok(f"{place} is free")
 
 
 def names(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     for host, why in facts.names.items():
         yield problem(
-            "network.names",
             f"the host {host} of advertise_url, seeds or peer_urls is not found: {why}",
             "Correct the setting, or the name service of this machine.",
             host=host,
         )
     if examined.config is not None and not facts.names:
-        yield ok("network.names", "all hosts of the settings are found")
+        yield ok("all hosts of the settings are found")
 
 
 def packages(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
@@ -143,22 +136,20 @@ def packages(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     known = {"python": facts.python, "versions": facts.versions}
     if facts.missing and examined.config is not None:
         yield problem(
-            "versions.packages",
             f"{found}; not installed: {', '.join(facts.missing)}",
             "Install what a broker needs: pip install 'natslog[broker]'",
             **known,
         )
     else:
-        yield ok("versions.packages", found, **known)
+        yield ok(found, **known)
 
 
 def kernels(facts: MachineFacts, examined: Examined) -> Iterator[Outcome]:
     if facts.kernels_problem:
         yield warning(
-            "versions.kernels",
             f"this installation works slowly, because it uses no compiled kernels: {facts.kernels_problem}",
             "Unset NATSLOG_KERNELS_FILE where it is set. Otherwise install a wheel of natslog for this machine; in a "
             "checkout: make install",
         )
     else:
-        yield ok("versions.kernels", "this installation has compiled kernels for this processor")
+        yield ok("this installation has compiled kernels for this processor")

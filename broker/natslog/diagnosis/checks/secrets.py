@@ -13,9 +13,9 @@ _EXPIRES_SOON_DAYS = 14
 
 def files(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
     for name, why in facts.problems.items():
-        yield problem("security.files", f"{name}: {why}", "Correct what the message names.", file=name)
+        yield problem(f"{name}: {why}", "Correct what the message names.", file=name)
     if facts.used and not facts.problems:
-        yield ok("security.files", f"{facts.used} kinds of secrets: their files are readable, and private")
+        yield ok(f"{facts.used} kinds of secrets: their files are readable, and private")
 
 
 def certificate(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
@@ -24,20 +24,18 @@ def certificate(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
     days = (facts.certificate_expires_s - examined.now_s) / _DAY_S
     if days < 0:
         yield problem(
-            "security.certificate",
             f"the TLS certificate of this broker has expired {-days:.0f} days ago",
             "Replace the file (natslog tls init makes one); the broker loads it within 2 s.",
             days=round(days, 1),
         )
     elif days < _EXPIRES_SOON_DAYS:
         yield warning(
-            "security.certificate",
             f"the TLS certificate of this broker expires in {days:.1f} days",
             "Replace the file (natslog tls init makes one); the broker loads it within 2 s.",
             days=round(days, 1),
         )
     else:
-        yield ok("security.certificate", f"it expires in {days:.0f} days", days=round(days, 1))
+        yield ok(f"it expires in {days:.0f} days", days=round(days, 1))
 
 
 def administrator(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
@@ -47,11 +45,10 @@ def administrator(facts: SecretFacts, examined: Examined) -> Iterator[Outcome]:
     name = config.admin_identity
     if facts.trusts_other_ca and name == "admin":
         yield warning(
-            "security.administrator",
             "tls_ca_file is a CA that natslog has not made: every client with a certificate of it for the name admin "
             "is the administrator",
             "Set admin_identity to a name that this CA gives to no other client, create a token for it with "
             "--new-admin-token, and take the role from admin (natslog role rm admin admin).",
         )
     else:
-        yield ok("security.administrator", f"a client certificate with the name {name} is the administrator's")
+        yield ok(f"a client certificate with the name {name} is the administrator's")

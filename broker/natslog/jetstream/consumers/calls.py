@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from natslog.jetstream import errors
 from natslog.jetstream.consumers import config as configs
 from natslog.jetstream.consumers.config import ConsumerConfig, ConsumerCreateRequest, ConsumerPauseRequest
 from natslog.jetstream.consumers.leading import LedConsumers
@@ -21,7 +20,7 @@ from natslog.jetstream.consumers.reading import start_of
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.serving import ConsumerServing
 from natslog.jetstream.consumers.state import ConsumerRecord, packed
-from natslog.jetstream.errors import consumer_error
+from natslog.jetstream.errors import api_error, consumer_error
 from natslog.jetstream.requests import PagedRequest, decoded, has_fields, is_empty
 from natslog.jetstream.stream_config import StreamConfig, config_of
 from natslog.jetstream.stream_state import NO_TIME, time_of
@@ -56,10 +55,10 @@ class ConsumerCalls:
 
     async def _led(self, stream: HostedStream | None) -> LedConsumers:
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         led = await self.serving.begun(stream)
         if led is None:
-            raise errors.no_leaf_link()
+            raise api_error("no_leaf_link")
         return led
 
     # ---- create ----
@@ -71,7 +70,7 @@ class ConsumerCalls:
         request = decoded(payload, ConsumerCreateRequest)
         config = _as_named(request, names, is_durable=is_durable)
         if config.num_replicas > 1 and stream is not None and config_of(stream.record).num_replicas == 1:
-            raise errors.too_many_replicas()
+            raise api_error("too_many_replicas")
         led = await self._led(stream)
         config = configs.stored(config)
         async with led.changing:
@@ -170,7 +169,7 @@ class ConsumerCalls:
             if 0 < age < one.inactive_threshold or 0 < most < one.max_ack_pending
         ]
         if beyond:
-            raise errors.limits_violate(beyond)
+            raise api_error("limits_violate", ", ".join(beyond))
 
     async def settled(self, stream: HostedStream) -> None:
         """As `LedConsumers.settled`."""
@@ -191,11 +190,11 @@ class ConsumerCalls:
 
     async def info(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
         if not is_empty(payload):
-            raise errors.not_empty()
+            raise api_error("not_empty")
         led = await self._led(stream)
         served = led.consumers.get(name)
         if served is None:
-            raise errors.consumer_not_found()
+            raise api_error("consumer_not_found")
         return await self._info(led, served)
 
     async def pause(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
@@ -205,7 +204,7 @@ class ConsumerCalls:
         async with led.changing:
             served = led.consumers.get(name)
             if served is None:
-                raise errors.consumer_not_found()
+                raise api_error("consumer_not_found")
             config = configs.stored(msgspec.structs.replace(served.record.config, pause_until=until))
             record = msgspec.structs.replace(served.record, config=config)
             await led.stream.companion.append([consumer_records.consumer(name, served.id, record.to_bytes())])
@@ -215,12 +214,12 @@ class ConsumerCalls:
 
     async def delete(self, stream: HostedStream | None, name: str, payload: bytes) -> dict[str, Any]:
         if not is_empty(payload):
-            raise errors.not_empty()
+            raise api_error("not_empty")
         led = await self._led(stream)
         async with led.changing:
             served = led.consumers.get(name)
             if served is None:
-                raise errors.consumer_not_found()
+                raise api_error("consumer_not_found")
             await led.stream.companion.append([consumer_records.deleted(served.name, served.id)])
             await led.remove(served, "409 Consumer Deleted")
             led.advise("deleted", served)
@@ -247,7 +246,7 @@ class ConsumerCalls:
         request = decoded(payload, PagedRequest) if has_fields(payload) else PagedRequest()
         request = msgspec.structs.replace(request, offset=max(0, request.offset))
         if stream is None:
-            raise errors.stream_not_found()
+            raise api_error("stream_not_found")
         led = await self.serving.begun(stream)
         consumers = {} if led is None else led.consumers
         shown = [name for name, served in consumers.items() if not served.record.config.direct]
@@ -292,7 +291,7 @@ def _as_named(request: ConsumerCreateRequest, names: list[str], *, is_durable: b
     config = request.config
     stream, name, filtered = names[0], names[1] if len(names) > 1 else "", ".".join(names[2:])
     if stream != request.stream_name:
-        raise errors.name_mismatch()
+        raise api_error("name_mismatch")
     if {"/", "\\"} & set(name or config.name):
         raise consumer_error("name_contains_path_separators")
     if is_durable and not config.durable_name:

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from natslog.errors import InvalidRequest
-from natslog.jetstream import errors
-from natslog.jetstream.errors import ApiError, consumer_error, invalid_config, pedantic
+from natslog.jetstream.errors import ApiError, api_error, consumer_error, invalid_config, pedantic
 from natslog.jetstream.requests import ApiRequest, Signed, Unsigned
 from natslog.jetstream.stream_config import REQUIRED_LEVEL, StreamConfig
 from natslog.jetstream.stream_state import NO_TIME, time_of
@@ -232,7 +231,7 @@ def _check_replicas(config: ConsumerConfig, stream: StreamConfig) -> None:
     if config.num_replicas > 0 and config.num_replicas > stream.num_replicas:
         raise consumer_error("replicas_exceeds_stream")
     if config.num_replicas < 0:
-        raise errors.negative_replicas()
+        raise api_error("negative_replicas")
     if stream.retention != "limits" and config.num_replicas not in (0, stream.num_replicas):
         raise consumer_error("replicas_should_match_stream")
 
@@ -420,11 +419,11 @@ def time_in_utc(text: str) -> str:
 def _time_us(field: str, text: str) -> int:
     """Raises ApiError: it is no time."""
     if len(text) > _MOST_TIME_CHARS:
-        raise errors.invalid_json(f"{field}: a time has at most {_MOST_TIME_CHARS} characters, not {len(text)}")
+        raise api_error("invalid_json", f"{field}: a time has at most {_MOST_TIME_CHARS} characters, not {len(text)}")
     try:
         return parse_timestamp_us(text)
     except InvalidRequest as error:
-        raise errors.invalid_json(f"{field}: {error.message}") from error
+        raise api_error("invalid_json", f"{field}: {error.message}") from error
 
 
 def _shortened(fraction: re.Match[str]) -> str:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 
 from natslog.errors import NatslogError
-from natslog.jetstream import errors
 from natslog.jetstream.consumers.importing import import_consumers
 from natslog.jetstream.consumers.leading import LedConsumers
 from natslog.jetstream.consumers.positions import chosen, positions_of
 from natslog.jetstream.consumers.served import ServedConsumer
+from natslog.jetstream.errors import api_error
 from natslog.log_events import event
 from natslog.node.broker import Broker
 from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
@@ -53,7 +53,7 @@ class ConsumerServing:
             if (led := self._led.get(stream)) is not None and led.has_begun:
                 return led
             if time.monotonic() > deadline_s:
-                raise errors.unavailable()
+                raise api_error("unavailable")
             await asyncio.sleep(_BEGUN_POLL_S)
         return None
 

@@ -1,6 +1,4 @@
-"""The kernel for usual JSON against the reference: equal columns, or it refuses; what it must not refuse; and when a
-process uses it.
-"""
+"""The kernel for usual JSON against the reference: equal columns, or it refuses; what it must not refuse."""
 
 from __future__ import annotations
 
@@ -15,15 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, DataType, FloatType, StringType, StructField, StructType
 
 from natslog.arrow.payloads import Payloads
-from pyspark_natslog.payload import json_paths
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.json_flat import FlatJson, supports
-from pyspark_natslog.payload.json_paths import JsonPaths
 from pyspark_natslog.payload.json_rows import JsonDecoder
 from pyspark_natslog.payload.rows import Decoded
 from tests.bench.json_decoding import FLAT, flat_order
 from tests.spark.test_payload import CASES
-from tests.unit.connector.payload.test_json_arrow import (
+from tests.unit.connector.payload.json_cases import (
     HOSTILE_NUMBERS,
     HOSTILE_STRINGS,
     HOSTILE_TIMES,
@@ -217,51 +213,17 @@ def test_supported_types(ddl: str, is_supported: bool) -> None:
     assert supports(parse_ddl(ddl)) == is_supported
 
 
-# ---- when a process uses it ----
+def test_slice_of_a_column_is_decoded_as_such() -> None:
+    texts = [b'{"i":%d}' % at for at in range(10)]
+    payloads = Payloads.of(pa.array(texts, pa.binary()).slice(3, 4))
+    for decoder in (FlatJson(parse_ddl("i int")), JsonDecoder(parse_ddl("i int"))):
+        found = decoder.decode(payloads)
+        assert found is not None
+        assert found.arrays["i"].to_pylist() == [3, 4, 5, 6]
 
 
-class Referred:
-    """Counts the chunks that go to the reference."""
-
-    def __init__(self, ddl: str) -> None:
-        self.chunks, self._decoder = 0, JsonDecoder(parse_ddl(ddl))
-
-    def decode(self, payloads: Payloads) -> Decoded:
-        self.chunks += 1
-        return self._decoder.decode(payloads)
-
-
-def test_it_is_used_when_so_much_has_been_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JsonPaths, "parsed_bytes", 0)
-    monkeypatch.setattr(json_paths, "_FLAT_FROM_BYTES", 20)
-    used: list[int] = []
-    decode = FlatJson.decode
-
-    def noted(self: FlatJson, payloads: Payloads) -> Decoded | None:
-        used.append(len(payloads))
-        return decode(self, payloads)
-
-    monkeypatch.setattr(FlatJson, "decode", noted)
-    kernel = Referred("id INT")
-    usual, unusual = ([b'{"id":1}'] * 2, [b'{"id":1}', rb'{"\u0069d":2}', b"oops"])
-    task = JsonPaths(parse_ddl("id INT"), lambda: kernel)
-
-    def ids(texts: list[bytes]) -> list[int | None]:
-        return list(task.decode(Payloads.of(pa.array(texts, pa.binary()))).arrays["id"].to_pylist())
-
-    assert ids(usual) == [1, 1]
-    assert ids(usual) == [1, 1]
-    assert used == []
-    assert ids(usual) == [1, 1]
-    assert used == [2]
-    assert JsonPaths.parsed_bytes == 32, "of all tasks; those of the kernel do not count"
-    assert ids(unusual) == [1, 2, None]
-    assert used == [2, 3]
-    assert ids(usual) == [1, 1]
-    assert used == [2, 3], "it is left out for one chunk after one that it refused"
-    assert ids(usual) == [1, 1]
-    assert used == [2, 3, 2]
-    assert kernel.chunks == 0, "Arrow's parser took what it refused"
-    task = JsonPaths(parse_ddl("id FLOAT"), lambda: kernel)
-    assert task.decode(Payloads.of(pa.array(usual, pa.binary()))).arrays["id"].to_pylist() == [1.0, 1.0]
-    assert used == [2, 3, 2], "a type that it does not support"
+def test_large_payload_is_one_row() -> None:
+    large = json.dumps({"s": "x" * 5_000_000, "z": [{"x": at, "y": "n"} for at in range(100_000)]}, indent=1)
+    found = decoded(parse_ddl("i int, s string"), [b'{"i":1}', large.encode(), b'{"i":2}'])
+    assert found is not None
+    assert found.arrays["i"].to_pylist() == [1, None, 2]

@@ -1,10 +1,7 @@
-"""Which chunks go to Arrow's parser and which to the kernel; that the kernel is loaded only then; and the modes."""
+"""Which chunks go to the kernel for usual JSON and which to the reference; and the modes."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,16 +11,15 @@ from hypothesis import strategies as st
 
 from natslog.arrow.payloads import Payloads
 from natslog.errors import MalformedPayload
+from natslog.wire import library
 from pyspark_natslog.payload import decoding
 from pyspark_natslog.payload.ddl import parse_ddl
 from pyspark_natslog.payload.decoding import Shaper
-from pyspark_natslog.payload.json_arrow import ArrowJson
+from pyspark_natslog.payload.json_flat import FlatJson
 from pyspark_natslog.payload.json_paths import JsonPaths
-from pyspark_natslog.payload.json_rows import JsonDecoder
 from pyspark_natslog.payload.rows import Decoded
 from tests.unit.connector.payload.test_payload_column import parse, stored
 
-ROOT = Path(__file__).parents[4]
 ACCEPTED, REFUSED = b'{"id":1}', b'{"id":"x"}'
 SCHEMA = "id INT, user STRING, at TIMESTAMP, _corrupt_record STRING"
 ROWS = [
@@ -32,59 +28,67 @@ ROWS = [
 ]  # fmt: skip
 
 
-class Counted:
-    """The kernel's decoder, with a count of its chunks."""
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each chunk that the kernel for usual JSON got: whether it accepted it."""
+    found: list[bool] = []
+    decode = FlatJson.decode
 
-    def __init__(self, ddl: str) -> None:
-        self.decoder = JsonDecoder(parse_ddl(ddl))
-        self.loaded = self.chunks = 0
+    def noted(self: FlatJson, payloads: Payloads) -> Decoded | None:
+        decoded = decode(self, payloads)
+        found.append(decoded is not None)
+        return decoded
 
-    def load(self) -> Counted:
-        self.loaded += 1
-        return self
-
-    def decode(self, payloads: Payloads) -> Decoded:
-        self.chunks += 1
-        return self.decoder.decode(payloads)
+    monkeypatch.setattr(FlatJson, "decode", noted)
+    return found
 
 
-def paths(chunks: list[bytes], ddl: str = "id INT") -> tuple[str, int]:
-    """(K for each chunk that went to the kernel, A for others; how often the kernel was loaded)."""
-    kernel, taken = Counted(ddl), ""
-    decoder = JsonPaths(parse_ddl(ddl), kernel.load)
+def paths(tried: list[bool], chunks: list[bytes], ddl: str = "id INT") -> str:
+    """U for each chunk that went by the kernel for usual JSON, R for each one of the reference."""
+    taken, decoder = "", JsonPaths(parse_ddl(ddl))
     for chunk in chunks:
-        before = kernel.chunks
+        tried.clear()
         found = decoder.decode(Payloads.of(pa.array([chunk], pa.binary())))
         assert bool(found.malformed[0]) == (chunk == REFUSED)
-        taken += "A" if kernel.chunks == before else "K"
-    return taken, kernel.loaded
+        taken += "U" if tried == [True] else "R"
+    return taken
 
 
-def test_accepted_chunks_never_load_the_kernel() -> None:
-    assert paths([ACCEPTED] * 5) == ("AAAAA", 0)
+def test_accepted_chunks_go_to_the_kernel_for_usual_json(tried: list[bool]) -> None:
+    assert paths(tried, [ACCEPTED] * 5) == "UUUUU"
 
 
-def test_schema_that_is_not_supported_goes_to_the_kernel() -> None:
-    assert paths([ACCEPTED] * 3, "id INT, m MAP<STRING, INT>") == ("KKK", 1)
+def test_schema_that_is_not_supported_goes_to_the_reference(tried: list[bool]) -> None:
+    assert paths(tried, [ACCEPTED] * 3, "id INT, m MAP<STRING, INT>") == "RRR"
+    assert tried == []
 
 
-def test_refused_chunk_goes_to_the_kernel_and_the_next_one_too() -> None:
-    assert paths([ACCEPTED, REFUSED, ACCEPTED, ACCEPTED, REFUSED, ACCEPTED, ACCEPTED]) == ("AKKAKKA", 1)
+def test_without_compiled_kernels_all_goes_to_the_reference(tried: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "library", lambda: None)
+    assert paths(tried, [ACCEPTED] * 3) == "RRR"
 
 
-def test_task_of_refused_chunks_stays_with_the_kernel_for_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Counted("id INT")
-    decoder = JsonPaths(parse_ddl("id INT"), kernel.load)
-    tried: list[int] = []
-    monkeypatch.setattr(ArrowJson, "decode", lambda self, payloads: tried.append(kernel.chunks))
-    for _ in range(300):
+def test_refused_chunk_goes_to_the_reference_and_the_next_one_too(tried: list[bool]) -> None:
+    assert paths(tried, [ACCEPTED, REFUSED, ACCEPTED, ACCEPTED, REFUSED, ACCEPTED, ACCEPTED]) == "URRURRU"
+
+
+def test_task_of_refused_chunks_stays_with_the_reference_for_longer_and_longer(tried: list[bool]) -> None:
+    decoder, at = JsonPaths(parse_ddl("id INT")), []
+    for number in range(300):
+        before = len(tried)
         decoder.decode(Payloads.of(pa.array([REFUSED], pa.binary())))
-    assert tried == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264], "after 1, 2, 4, … 64 chunks, and 64 again"
+        if len(tried) > before:
+            at.append(number)
+    assert at == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264], "after 1, 2, 4, … 64 chunks, and 64 again"
 
 
-def test_chunk_after_many_refused_ones_is_tried_and_accepted() -> None:
-    taken, _ = paths([REFUSED] * 10 + [ACCEPTED] * 20)
-    assert taken == "K" * 10 + "A" * 20, "the eleventh chunk is the next one that is tried"
+def test_chunk_after_many_refused_ones_is_tried_and_accepted(tried: list[bool]) -> None:
+    taken = paths(tried, [REFUSED] * 10 + [ACCEPTED] * 20)
+    assert taken == "R" * 10 + "U" * 20, "the eleventh chunk is the next one that is tried"
+
+
+def test_each_task_has_its_own_rule(tried: list[bool]) -> None:
+    assert [paths(tried, [REFUSED]), paths(tried, [ACCEPTED])] == ["R", "U"]
 
 
 # ---- what Spark gets ----
@@ -130,34 +134,3 @@ def test_chunks_of_any_size_make_the_same_rows(payloads: list[bytes], chunk_byte
         whole: Any = shaped(payloads).to_pylist() if payloads else []
         patch.setattr(decoding, "_CHUNK_BYTES", chunk_bytes)
         assert (shaped(payloads).to_pylist() if payloads else []) == whole
-
-
-def in_fresh_process(payload: bytes, schema: str) -> str:
-    """The modules of kernels that decoding one payload imports, in a Python that has imported nothing before."""
-    program = f"""
-import sys
-import pyarrow as pa
-import pyspark_natslog.data_source, pyspark_natslog.source.range_reader
-from natslog.arrow.schema import MESSAGE_SCHEMA
-from pyspark_natslog.payload.decoding import Shaper
-from pyspark_natslog.source.options import SourceOptions
-
-given = SourceOptions.parse({{"stream": "s", "payloadFormat": "json", "payloadSchema": {schema!r}}})
-row = {{"offset": 0, "timestamp": 0, "subject": "s", "key": None, "headers": None, "value": {payload!r}}}
-batch = pa.RecordBatch.from_pylist([row], schema=MESSAGE_SCHEMA)
-(found,) = Shaper(given.payload, given.selected_columns()).shape(batch, "s")
-assert found.column("id").to_pylist() == [1], found
-names = ("numba", "pyspark_natslog.payload.kernels_json")
-print([name for name in names if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stdout.strip()
-
-
-def test_fast_path_alone_does_not_import_the_other_kernel() -> None:
-    assert in_fresh_process(b'{"id":1}', "id INT, at TIMESTAMP, s STRUCT<x: ARRAY<STRING>>") == "[]"
-
-
-@pytest.mark.long
-def test_refused_chunk_imports_the_other_kernel() -> None:
-    assert "pyspark_natslog.payload.kernels_json" in in_fresh_process(b"{'id':1}", "id INT")
