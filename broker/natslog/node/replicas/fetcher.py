@@ -34,7 +34,7 @@ from natslog.node.peers.pieces import ask_for_pieces
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.threads import in_thread
-from natslog.node.writes.disk_pace import DiskPace
+from natslog.node.writes.pace import DiskPace
 
 logger = logging.getLogger("natslog.replication")
 

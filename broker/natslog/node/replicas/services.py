@@ -21,9 +21,8 @@ from natslog.node.data_dir import DataDir
 from natslog.node.metadata.group import MetadataGroup
 from natslog.node.replicas.consumer_records import ConsumerOrigin, ConsumerPosition
 from natslog.node.replicas.log_folder import LogFolder
-from natslog.node.writes.disk_pace import DiskPace
-from natslog.node.writes.ingest_memory import IngestMemory
-from natslog.node.writes.latency import LatencyHistogram
+from natslog.node.writes.ingest_memory import IngestMemory, LatencyHistogram
+from natslog.node.writes.pace import DiskPace
 from natslog.wire.frames import Frames
 from natslog.wire.lanes import NatsLanes
 

@@ -1073,7 +1073,6 @@ class HostedStream:
         self._ingest.refuses = _refusal_of(record)
         if record.settings != was.settings:
             self._ingest.ack_rules = self._ack_rules(record.settings)
-            self._ingest.max_message_bytes = record.settings.max_message_bytes
         takes_messages_now = was.import_state and not record.import_state  # ids of imported ones count
         if record.settings.dedupe_window_s != was.settings.dedupe_window_s or takes_messages_now:
             self._ingest.change_window(record.settings.dedupe_window_s)
