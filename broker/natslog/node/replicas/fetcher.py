@@ -33,7 +33,7 @@ from natslog.node.peers.pieces import ask_for_pieces
 from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.supervisor import OnBug, Supervisor
 from natslog.node.threads import in_thread
-from natslog.node.writes.disk_pace import DiskPace
+from natslog.node.writes.pace import DiskPace
 
 logger = logging.getLogger("natslog.replication")
 

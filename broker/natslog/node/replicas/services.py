@@ -23,9 +23,8 @@ from natslog.node.replicas.jetstream import JetStream
 from natslog.node.replicas.log_folder import LogFolder
 from natslog.node.replicas.proposals import Proposals
 from natslog.node.supervisor import Supervisor
-from natslog.node.writes.disk_pace import DiskPace
-from natslog.node.writes.ingest_memory import IngestMemory
-from natslog.node.writes.latency import LatencyHistogram
+from natslog.node.writes.ingest_memory import IngestMemory, LatencyHistogram
+from natslog.node.writes.pace import DiskPace
 from natslog.wire.lanes import NatsLanes
 
 if TYPE_CHECKING:

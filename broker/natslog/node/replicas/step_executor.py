@@ -284,7 +284,6 @@ class StepExecutor:
         ingest.refuses = refusal_of(record)
         if record.settings != was.settings:
             ingest.ack_rules = self._ack_rules(record)
-            ingest.max_message_bytes = record.settings.max_message_bytes
         takes_messages_now = was.import_state and not record.import_state  # ids of imported ones count
         if record.settings.dedupe_window_s != was.settings.dedupe_window_s or takes_messages_now:
             ingest.change_window(record.settings.dedupe_window_s)

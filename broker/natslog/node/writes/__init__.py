@@ -1,6 +1,7 @@
 """From received messages to commits.
 
-`stream_ingest` is the path of one stream from frames to acks, in turns of a writer. `admission`, `stream_room` and
-`header_checks` refuse messages, `ingest_memory` bounds what waits, `commit_timing` decides when several replicas sync,
-`dedupe_rebuild` fills the deduplication window from the log, `staging` keeps uploads until they are committed.
+`stream_ingest` is the path of one stream from frames to acks, through its parts in this order: `screening` (and
+`refusals`, with `header_checks`), `writer` (with `pace`), `commits` (with `admission`, `stream_room`,
+`last_of_subjects`, and `dedupe_rebuild`, which fills the deduplication window from the log), `waiting_acks`.
+`ingest_memory` bounds what waits; `staging` keeps uploads until they are committed.
 """

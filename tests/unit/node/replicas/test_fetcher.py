@@ -12,7 +12,7 @@ from natslog.errors import StorageFull
 from natslog.model import BrokerId, Epoch, StreamId
 from natslog.node.peers.messages import FetchAnswer
 from natslog.node.replicas.fetcher import Fetcher
-from natslog.node.writes.disk_pace import DiskPace
+from natslog.node.writes.pace import DiskPace
 
 
 class Link:

@@ -30,7 +30,7 @@ from natslog.node.replicas.fetch_sessions import FetchSession
 from natslog.node.replicas.fetcher import Fetcher
 from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.writes.disk_pace import DiskPace
+from natslog.node.writes.pace import DiskPace
 from tests.unit.node.replicas.replica_stage import ReplicaStage, append
 
 NAME, STREAM = "orders", StreamId("ab" * 16)

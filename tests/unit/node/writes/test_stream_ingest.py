@@ -101,8 +101,8 @@ def test_a_quick_disk_is_written_by_the_loop_and_a_slow_one_by_threads(
 
     monkeypatch.setattr(ActiveSegment, "append", watched)
     for name in ("_QUICK_S", "_SLOW_S"):
-        monkeypatch.setattr(f"natslog.node.writes.disk_pace.{name}", 0.2)  # this machine's disk may be busy
-    monkeypatch.setattr("natslog.node.writes.disk_pace._MOST_COUNTED_S", 10.0)
+        monkeypatch.setattr(f"natslog.node.writes.pace.{name}", 0.2)  # this machine's disk may be busy
+    monkeypatch.setattr("natslog.node.writes.pace._MOST_COUNTED_S", 10.0)
 
     async def work(ingest: StreamIngest, sent: Sent) -> None:
         for at in range(40):
@@ -120,7 +120,7 @@ def test_a_quick_disk_is_written_by_the_loop_and_a_slow_one_by_threads(
 def test_a_commit_waits_for_copies_of_the_one_before_and_is_made_without_them(
     log: StreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("natslog.node.writes.commit_timing.COPIES_WITHIN_S", 0.5)
+    monkeypatch.setattr("natslog.node.writes.pace.COPIES_WITHIN_S", 0.5)
 
     async def main() -> None:
         sent, ends = Sent(log), list[int]()
@@ -243,7 +243,7 @@ def test_builders_are_used_again_unless_one_large_message_has_bloated_them() -> 
 
 def test_a_due_roll_and_its_fsyncs_are_left_to_a_thread(log_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(log_folder, LogOptions(segment_bytes=2000, min_free_bytes=0))
-    monkeypatch.setattr("natslog.node.writes.disk_pace._QUICK_S", 5.0)  # this machine's disk may be busy
+    monkeypatch.setattr("natslog.node.writes.pace._QUICK_S", 5.0)  # this machine's disk may be busy
     create, append, rolled_by, appended_by = ActiveSegment.create, ActiveSegment.append, [], []
 
     def noting_roll(*arguments: Any) -> ActiveSegment:

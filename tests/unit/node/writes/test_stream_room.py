@@ -57,7 +57,7 @@ def test_commits_answer_as_a_stream_that_takes_one_message_at_a_time(log_folder:
     answers, expected = Answers(), dict[int, Any]()
 
     async def work(ingest: Any, _: Any) -> None:
-        ingest._sender = answers
+        ingest._refusals._sender = answers
         for _ in range(12):
             parser = FrameParser()
             for _ in range(chance.randrange(1, 9)):

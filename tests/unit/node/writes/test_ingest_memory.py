@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from natslog.node.writes.latency import BOUNDS_S, LatencyHistogram
+from natslog.node.writes.ingest_memory import BOUNDS_S, LatencyHistogram
 
 
 def test_buckets_are_cumulative_and_include_their_bound() -> None:
