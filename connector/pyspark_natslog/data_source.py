@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,6 +18,9 @@ from pyspark.sql.types import StructType
 from natslog.errors import NatslogError
 from pyspark_natslog.plain_errors import plain_errors
 from pyspark_natslog.versions import check_spark
+
+if TYPE_CHECKING:
+    from pyspark_natslog.sink.writing import Write
 
 logger = logging.getLogger("pyspark_natslog")
 
@@ -84,28 +88,27 @@ class DefaultSource(DataSource):
             return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pyspark_natslog.sink.options import SinkOptions, goes_over_http
+        from pyspark_natslog.sink.writing import BatchWriter
         from pyspark_natslog.tables import sink_options
 
-        options = sink_options(self._options, schema)
-        if goes_over_http(options):
-            from pyspark_natslog.sink.http_options import HttpSinkOptions
-            from pyspark_natslog.sink.http_writer import HttpBatchWriter
-
-            return HttpBatchWriter(HttpSinkOptions.parse(options), schema, overwrite)
-        from pyspark_natslog.sink.writer import BatchWriter
-
-        return BatchWriter(SinkOptions.parse(options), schema, overwrite)
+        return BatchWriter(_write(sink_options(self._options, schema), schema, overwrite, of_query=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from pyspark_natslog.sink.options import SinkOptions, goes_over_http
+        from pyspark_natslog.sink.writing import StreamWriter
 
-        options = self._options  # Spark passes none of a table here
-        if goes_over_http(options):
-            from pyspark_natslog.sink.http_options import HttpSinkOptions
-            from pyspark_natslog.sink.http_writer import HttpStreamWriter
+        # Spark passes no options of a table here
+        return StreamWriter(_write(self._options, schema, overwrite, of_query=True))
 
-            return HttpStreamWriter(HttpSinkOptions.parse(options), schema, overwrite)
-        from pyspark_natslog.sink.writer import StreamWriter
 
-        return StreamWriter(SinkOptions.parse(options), schema, overwrite)
+def _write(options: Mapping[str, str], schema: StructType, overwrite: bool, *, of_query: bool) -> Write:
+    """Raises ConfigError: an option or column is missing or wrong."""
+    from pyspark_natslog.sink.options import SinkOptions, goes_over_http
+
+    if goes_over_http(options):
+        from pyspark_natslog.sink.http_options import HttpSinkOptions
+        from pyspark_natslog.sink.http_writer import HttpWrite
+
+        return HttpWrite(HttpSinkOptions.parse(options), schema, overwrite, of_query=of_query)
+    from pyspark_natslog.sink.writer import NatsWrite
+
+    return NatsWrite(SinkOptions.parse(options), schema, overwrite, of_query=of_query)

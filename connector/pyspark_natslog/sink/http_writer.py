@@ -17,32 +17,23 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from natslog import tracing
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.client.appending import PartUploader
-from natslog.errors import ConfigError, did_you_mean
 from natslog.model import ONE_OFF_PRODUCERS, PartReceipt
 from natslog.units import offsets_between
 from pyspark_natslog import spans
 from pyspark_natslog.sink.http_options import HttpSinkOptions
-from pyspark_natslog.sink.options import refuse_transaction
-from pyspark_natslog.sink.tombstones import as_tombstones, check_key_column
-from pyspark_natslog.sink.writer import batch_of_query
+from pyspark_natslog.sink.tombstones import as_tombstones
+from pyspark_natslog.sink.writing import Write, batch_of_query, check_columns, check_mode
 
 logger = logging.getLogger("pyspark_natslog")
 
 _BROKER_BACK_WITHIN_S = 120.0
 """The driver cannot stage rows again: it waits while the broker that has them restarts."""
-
-_COLUMN_TYPES = {
-    "value": ("string", "binary"),
-    "subject": ("string",),
-    "key": ("string", "binary"),
-    "headers": ("array<struct<key:string,value:string>>", "map<string,string>"),
-}
 
 
 @dataclass
@@ -54,20 +45,18 @@ class Staged(WriterCommitMessage):
     parts: list[PartReceipt]
 
 
-class _Appending:
-    """The work of tasks and driver; pickled to executors."""
+class HttpWrite(Write):
+    """`path=http`: tasks stage their rows, and the driver has them appended."""
 
     def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
-        if overwrite and not of_query:  # of a query: output mode complete, whose rows each batch appends
-            raise ConfigError('the sink can only append, mode("append"): rows of a stream are never replaced')
+        check_mode(overwrite, options.transaction, of_query=of_query, why="rows of a stream are never replaced")
+        columns = check_columns(schema, tombstones=options.tombstones)
         self._options = options
-        self._columns = _checked_columns(schema, options)
-        if of_query:
-            refuse_transaction(options.transaction)
+        self._columns = [name for name in columns if name != "subject" or options.subject is None]
         self._write_id = None if of_query else f"{ONE_OFF_PRODUCERS}{secrets.token_hex(16)}"
         options.check_stream("subject" in self._columns)
 
-    def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+    def of_task(self, batches: Iterator[pa.RecordBatch]) -> Staged:
         task = TaskContext.get()
         assert task is not None, "Spark calls write inside a task"
         producer, batch = self._batch_of(task)
@@ -132,54 +121,3 @@ class _Appending:
         with self._options.client() as client:
             for producer, batch in keys:
                 client.abort_append(self._options.stream, producer, batch)
-
-
-def _checked_columns(schema: StructType, options: HttpSinkOptions) -> tuple[str, ...]:
-    """The columns that are sent.
-
-    Raises:
-        ConfigError: `value` is missing, or a type is wrong.
-    """
-    types = {column.name: column.dataType.simpleString() for column in schema.fields}
-    if "value" not in types:
-        raise ConfigError(f"the sink requires a column value (string or binary){did_you_mean('value', tuple(types))}")
-    if options.tombstones:
-        check_key_column(tuple(types))
-    for name, kinds in _COLUMN_TYPES.items():
-        if name in types and types[name] not in kinds:
-            raise ConfigError(f"column {name!r} is {types[name]}; the sink accepts {' or '.join(kinds)}: cast it")
-    return tuple(
-        name for name in _COLUMN_TYPES if name in types and not (name == "subject" and options.subject is not None)
-    )
-
-
-class HttpBatchWriter(DataSourceArrowWriter):
-    """`df.write.format("natslog").option("path", "http")`."""
-
-    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._appending = _Appending(options, schema, overwrite, of_query=False)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._appending.stage(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._appending.commit(messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._appending.abort(messages)
-
-
-class HttpStreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("natslog").option("path", "http")`."""
-
-    def __init__(self, options: HttpSinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._appending = _Appending(options, schema, overwrite, of_query=True)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._appending.stage(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        self._appending.commit(messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        self._appending.abort(messages)

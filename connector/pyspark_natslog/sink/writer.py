@@ -18,50 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from natslog.arrow.schema import HEADERS_TYPE
-from natslog.errors import ConfigError, did_you_mean
+from natslog.errors import ConfigError
 from pyspark_natslog import spans
-from pyspark_natslog.sink.options import SinkOptions, refuse_transaction
-from pyspark_natslog.sink.tombstones import as_tombstones, check_key_column
+from pyspark_natslog.sink.options import SinkOptions
+from pyspark_natslog.sink.tombstones import as_tombstones
+from pyspark_natslog.sink.writing import Write, batch_of_query, check_columns, check_mode
 
 if TYPE_CHECKING:
     from natslog.wire.outgoing_rows import Rows
     from pyspark_natslog.sink.sending import Sender
 
 logger = logging.getLogger("pyspark_natslog")
-
-_TEXT_OR_BYTES = ("string", "binary")
-_COLUMN_TYPES = {
-    "value": _TEXT_OR_BYTES,
-    "subject": ("string",),
-    "key": _TEXT_OR_BYTES,
-    "headers": ("array<struct<key:string,value:string>>", "map<string,string>"),
-}
-
-
-def check_columns(options: SinkOptions, schema: StructType) -> None:
-    """Raises ConfigError before the job starts where columns are missing or of a wrong type."""
-    types = {column.name: column.dataType.simpleString() for column in schema.fields}
-    if "value" not in types:
-        raise ConfigError(f"the sink requires a column value (string or binary){did_you_mean('value', tuple(types))}")
-    if options.subject is None and "subject" not in types:
-        raise ConfigError(
-            'the sink requires a subject: set .option("subject", "alerts.quakes"), or add a column subject'
-        )
-    if options.tombstones:
-        check_key_column(tuple(types))
-    allowed = dict(_COLUMN_TYPES)
-    if options.message_id_column is not None:
-        allowed[options.message_id_column] = ("string",)
-        if options.message_id_column not in types:
-            hint = did_you_mean(options.message_id_column, tuple(types))
-            raise ConfigError(f"option msgIdColumn: there is no column {options.message_id_column!r}{hint}")
-    for name, kinds in allowed.items():
-        if name in types and types[name] not in kinds:
-            raise ConfigError(f"column {name!r} is {types[name]}; the sink accepts {' or '.join(kinds)}: cast it")
 
 
 class Published(WriterCommitMessage):
@@ -72,19 +43,20 @@ class Published(WriterCommitMessage):
         self.dead_letters = dead_letters
 
 
-class _TaskWriter:
-    """The work of a task; runs on executors."""
+class NatsWrite(Write):
+    """`path=nats`: each task publishes its rows."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, of_query: bool) -> None:
-        if overwrite and not of_query:  # of a query: output mode complete, whose rows are published by each batch
-            raise ConfigError('the sink can only append, mode("append"): published messages cannot be replaced')
-        if of_query:
-            refuse_transaction(options.transaction)
-        check_columns(options, schema)
+        check_mode(overwrite, options.transaction, of_query=of_query, why="published messages cannot be replaced")
+        columns = check_columns(schema, tombstones=options.tombstones, id_column=options.message_id_column)
+        if options.subject is None and "subject" not in columns:
+            raise ConfigError(
+                'the sink requires a subject: set .option("subject", "alerts.quakes"), or add a column subject'
+            )
         self.options = options
         self._run_id = None if of_query else _run_id(options)
 
-    def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
+    def of_task(self, batches: Iterator[pa.RecordBatch]) -> Published:
         from natslog.client.publisher import Publisher  # here: planning, on the driver, needs neither NATS nor kernels
         from pyspark_natslog.sink.sending import Sender
 
@@ -109,6 +81,13 @@ class _TaskWriter:
             sender.wait_for_acks()
         spans.task_ended()
         return Published(sent, dead)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing is staged: rows were published by the tasks."""
+        dead = sum(message.dead_letters for message in messages if isinstance(message, Published))
+        if dead:
+            subject = self.options.dead_letter_subject
+            logger.warning(f"{dead} rows could not be sent; they were published to {subject!r} as dead letters")
 
     def _id_prefix(self) -> str:
         """Query and batch; for a batch write its transaction, or an id of its own, also within `foreachBatch`, which
@@ -157,55 +136,5 @@ def _run_id(options: SinkOptions) -> str:
     return f"{options.transaction.app_id}:{options.transaction.version}"
 
 
-def batch_of_query(task: TaskContext) -> tuple[str, str]:
-    """The ids of the streaming query and of the batch that the task belongs to."""
-    query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
-    assert query, "tasks of a query get its id"
-    assert batch is not None, "tasks of a query get the id of the batch"
-    return query, batch
-
-
 def _as(column: Any, kind: pa.DataType) -> Any:
     return column if column.type == kind else column.cast(kind)
-
-
-def _warn_of_dead_letters(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    dead = sum(message.dead_letters for message in messages if isinstance(message, Published))
-    if dead:
-        logger.warning(
-            f"{dead} rows could not be sent; they were published to {options.dead_letter_subject!r} as dead letters"
-        )
-
-
-class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("natslog")`."""
-
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._task = _TaskWriter(options, schema, overwrite, of_query=False)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._task.publish(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing is staged: rows were published by the tasks."""
-        _warn_of_dead_letters(self._task.options, messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Published messages remain; a retry sends the same ids."""
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("natslog")`."""
-
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._task = _TaskWriter(options, schema, overwrite, of_query=True)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._task.publish(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is staged: rows were published by the tasks."""
-        _warn_of_dead_letters(self._task.options, messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Published messages remain; the retried batch sends the same ids."""
