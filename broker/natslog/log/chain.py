@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from natslog.errors import CorruptLog
@@ -155,13 +155,6 @@ class SegmentChain:
             unsealed = (segment for segment in self.segments[:-1] if isinstance(segment, ActiveSegment))
             oldest = next((segment for segment in unsealed if not segment.unsealable), None)
             return oldest if oldest is not None and oldest.end_offset <= self.high_watermark else None
-
-    def droppable_prefix(self) -> list[Segment]:
-        """Segments that retention may delete: committed ones, sealed or not, except the last segment of the log,
-        because the end of the log must remain known.
-        """
-        segments, high_watermark = self.snapshot(), self.high_watermark
-        return [one for one, following in pairwise(segments) if following.base_offset <= high_watermark]
 
 
 def damage_error(damages: list[Damage]) -> CorruptLog:

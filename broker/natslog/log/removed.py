@@ -190,10 +190,6 @@ class RemovedOffsets(Hidden):
         derived.remove_range(0, start)
         return int(derived.min()) if derived else None
 
-    def recorded_within(self, start: int, end: int) -> BitMap64:
-        """The offsets in `[start, end)` that records name."""
-        return self.recorded & offset_range(start, end)
-
     def is_hidden(self, offset: int) -> bool:
         return offset in self._hidden
 

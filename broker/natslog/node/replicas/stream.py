@@ -57,10 +57,10 @@ from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.erasing import ErasedOffsets
 from natslog.log.removed import from_bytes
+from natslog.log.rules import Expiry, Rule
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ActiveSegment
 from natslog.log.stored_ids import StoredIds
-from natslog.log.visibility import Expiry, Rule
 from natslog.log_events import event
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings, companion_id
 from natslog.node.clock import monotonic_ms, wait_for_at_most
