@@ -28,9 +28,9 @@ from natslog.errors import CorruptLog
 from natslog.log import LogOptions, StreamLog
 from natslog.log.erasing import ErasedOffsets, Erases, Erasures, RewrittenFile
 from natslog.log.removed import to_bytes
+from natslog.log.rules import Rule
 from natslog.log.scrub import Finding, ScrubProgress
 from natslog.log.subject_part import SubjectPart
-from natslog.log.visibility import Rule
 from natslog.model import Epoch, Fork, Offset, StreamId, StreamSettings
 from natslog.node.replicas.companion_records import ERASED, REMOVED, RULES, Record, rows_of
 from tests.golden.make import FIRST_US, STREAM_ID, columns

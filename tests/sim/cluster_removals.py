@@ -23,7 +23,8 @@ from natslog.cluster.commands import EditStream
 from natslog.log.expiry import TTL_HEADER
 from natslog.log.removed import offset_range, to_array
 from natslog.log.rollups import ROLLUP_HEADER
-from natslog.log.visibility import Expiry, Rule, Visibility
+from natslog.log.rules import Expiry, Rule
+from natslog.log.visibility import Visibility
 from natslog.model import StreamRecord, StreamSettings
 from natslog.node.replicas.settings_in_force import rules_of
 from tests.sim.raft_checker import require

@@ -18,8 +18,9 @@ import msgspec
 import numpy as np
 
 from natslog.errors import FileUnavailable, NoLeader, StorageFull
+from natslog.jetstream.consumers.deliveries import Batch, Delivery, Wanted
 from natslog.jetstream.consumers.leading import LedConsumers
-from natslog.jetstream.consumers.machine import Batch, Consumer, Delivery, Wanted
+from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import SEQ, Longs, Marks
 from natslog.jetstream.consumers.pulls import Refusal, Status, pull_request_of
 from natslog.jetstream.consumers.served import ServedConsumer

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from natslog.jetstream.consumers.machine import FLOW_BYTES, Consumer, Delivery, Pair, Wanted
+from natslog.jetstream.consumers import retention
+from natslog.jetstream.consumers.deliveries import FLOW_BYTES, Delivery, Wanted
+from natslog.jetstream.consumers.machine import Consumer, Pair
 from natslog.jetstream.consumers.pending import DELIVERED_AS, SEQ
 from natslog.jetstream.consumers.pulls import PullRequest
 
@@ -234,7 +236,7 @@ class Checker:
         if config.replay_policy == "original" and not is_again:
             last_us, published_us = self.last_first
             pause_us = message.time_us - published_us
-            if last_us and pause_us > 1000 and message.seq <= machine._replay_upto:
+            if last_us and pause_us > 1000 and message.seq <= machine.push.replay_upto:
                 require(
                     now_us - last_us >= pause_us - 1000, f"{message.seq} comes {pause_us} µs after another too early"
                 )
@@ -313,7 +315,7 @@ class Checker:
         seqs = self.stream.order
         if not seqs:
             return
-        needs = np.broadcast_to(machine.needs(np.array(seqs, np.int64)), len(seqs))
+        needs = np.broadcast_to(retention.needs(machine, np.array(seqs, np.int64)), len(seqs))
         unneeded = [seq for seq, is_needed in zip(seqs, needs.tolist(), strict=True) if not is_needed]
         wrong = [seq for seq in unneeded if self.is_wanted(seq) and seq not in self.lineage.acked]
         require(not wrong, f"{wrong[:5]} are not needed, and were not acked")

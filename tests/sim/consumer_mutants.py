@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from natslog.errors import NatslogError
-from natslog.jetstream.consumers import leading, machine, state
+from natslog.jetstream.consumers import leading, machine, retention, state
+from natslog.jetstream.consumers.deliveries import DeliverSubject, Delivery, FlowControl, Wanted
 from natslog.jetstream.consumers.leading import LedConsumers
-from natslog.jetstream.consumers.machine import FOREVER_US, Consumer, Delivery, Wanted, _FlowControl
+from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import REDELIVERED, SEQ, Longs, Pending
-from natslog.jetstream.consumers.pulls import Assigned, WaitingPulls
+from natslog.jetstream.consumers.pulls import FOREVER_US, Assigned, WaitingPulls
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.state import StateRecord
 from natslog.node.replicas import consumer_records
@@ -31,7 +32,7 @@ _ack, _wanted, _purged = Consumer.ack, Consumer.wanted, Consumer.purged
 _state_of, _queue_again = leading.state_of, Consumer._queue_again
 _track, _deliver, _due_again = Consumer._track, Consumer.deliver, Consumer._due_again
 _count_again = Pending.count_again
-_sent, _one = _FlowControl.sent, WaitingPulls._one
+_sent, _one = FlowControl.sent, WaitingPulls._one
 _store, _led_state_of = LedConsumers._store_now, Led._state_of
 
 
@@ -356,30 +357,39 @@ def keeps_expired(self: WaitingPulls, taken: Assigned, now_us: int) -> None:
 
 def sent_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a subject whose subscriber has gone."""
-    monkeypatch.setattr(Consumer, "active", property(lambda self: True, lambda self, is_there: None), raising=False)
+    monkeypatch.setattr(
+        DeliverSubject, "active", property(lambda self: True, lambda self, is_there: None), raising=False
+    )
 
 
-def confirm_anything(self: _FlowControl, reply: str) -> None:
+def confirm_anything(self: FlowControl, reply: str) -> None:
     """Whatever request it names."""
     if self.asked:
         _confirm(self, self.asked)
 
 
-_confirm = _FlowControl.confirm
+_confirm = FlowControl.confirm
 
 
-def confirm_all(self: _FlowControl, reply: str) -> None:
+def confirm_all(self: FlowControl, reply: str) -> None:
     """All that was sent, also after the request."""
     _confirm(self, reply)
     if not self.asked:
         self._unconfirmed = 0
 
 
-def asks_once(self: _FlowControl, sizes: Longs) -> tuple[int, int | None]:
+def asks_once(self: FlowControl, sizes: Longs) -> tuple[int, int | None]:
     """No request of flow control after the first."""
     if self._requests and not self.asked:
         self.asked = "asked"
     return _sent(self, sizes)
+
+
+# ---- kept ----
+
+
+def needs_pending(consumer: Consumer, seqs: Longs) -> Any:
+    return (seqs >= consumer.next_seq) | (consumer.pending.find(seqs) >= 0) | np.isin(seqs, consumer.skip)
 
 
 # ---- all of them ----
@@ -440,12 +450,12 @@ MUTATIONS: dict[str, Patch] = {
     "pull: gets messages when it has expired": replaced(WaitingPulls, "_drop_expired", keeps_expired),
     "push: sent without a subscriber": sent_to_nobody,
     "push: rate is ignored": replaced(Consumer, "resumes_us", 0),
-    "flow: never stalls": replaced(_FlowControl, "is_stalled", False),
-    "flow: any confirmation counts": replaced(_FlowControl, "confirm", confirm_anything),
-    "flow: a confirmation counts for all": replaced(_FlowControl, "confirm", confirm_all),
-    "flow: is asked once": replaced(_FlowControl, "sent", asks_once),
-    "flow: confirmations are ignored": replaced(_FlowControl, "confirm", nothing),
-    "kept: what was given up is not needed": replaced(Consumer, "needs", lambda self, seqs: _needs_pending(self, seqs)),
+    "flow: never stalls": replaced(FlowControl, "is_stalled", False),
+    "flow: any confirmation counts": replaced(FlowControl, "confirm", confirm_anything),
+    "flow: a confirmation counts for all": replaced(FlowControl, "confirm", confirm_all),
+    "flow: is asked once": replaced(FlowControl, "sent", asks_once),
+    "flow: confirmations are ignored": replaced(FlowControl, "confirm", nothing),
+    "kept: what was given up is not needed": replaced(retention, "needs", needs_pending),
 }
 
 
@@ -455,7 +465,3 @@ def _find_all(self: Pending, seqs: Longs) -> Longs:
         return np.full(len(seqs), -1, np.int64)
     at = np.minimum(np.searchsorted(window, seqs), len(window) - 1)
     return np.where(window[at] == seqs, at + self._start, -1)
-
-
-def _needs_pending(self: Consumer, seqs: Longs) -> Any:
-    return (seqs >= self.next_seq) | (self.pending.find(seqs) >= 0) | np.isin(seqs, self.skip)

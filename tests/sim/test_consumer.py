@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from natslog.jetstream.consumers.config import ConsumerConfig
-from natslog.jetstream.consumers.machine import Batch, Consumer
+from natslog.jetstream.consumers.deliveries import Batch
+from natslog.jetstream.consumers.machine import Consumer
 from tests.sim.consumer_world import Result, run_seed
 
 SEEDS = int(os.environ.get("NATSLOG_SIM_SEEDS", "400"))

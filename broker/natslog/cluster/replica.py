@@ -77,7 +77,8 @@ State: TypeAlias = Closed | Idle | Following | Leading
 
 
 class Replica:
-    """See the module. All inputs return at once and touch nothing but this object.
+    """See the module. All inputs return at once and touch nothing but this object. Longer than 40 methods, because each
+    input and each state that others read is one; what a role decides is in `Leading` and `Following`.
 
     Args:
         me: this broker. `record`: the stream, as the metadata has it.

@@ -6,6 +6,7 @@ an empty folder has another directory and is therefore not the member that voted
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal, NewType, TypeAlias
 
 import msgspec
@@ -25,13 +26,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_voter: bool = True
 
 
-class Membership(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Membership(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The members of the group, by ascending id."""
 
     members: tuple[Member, ...] = ()
 
-    @property
+    @cached_property
     def voters(self) -> tuple[BrokerId, ...]:
+        """`dict=True`: it is derived once, because each message of the group requires it."""
         return tuple(member.id for member in self.members if member.is_voter)
 
     def find(self, broker: BrokerId) -> Member | None:

@@ -69,6 +69,12 @@ def _offset(position: ConsumerPosition) -> int:
     return position.offset
 
 
+def _gauges(numbers: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
+    """One of each name, with its text and value."""
+    for name, (text, value) in numbers.items():
+        yield GaugeMetricFamily(name, text, value=value)
+
+
 class _BrokerCollector:
     """Made in the event loop, and read in a thread.
 
@@ -95,87 +101,16 @@ class _BrokerCollector:
             self._problems[found.code] += found.count
 
     def collect(self) -> Iterator[Metric]:
-        broker = self._broker
+        broker, streams = self._broker, list(self._broker.streams.items())
         info = GaugeMetricFamily(
             "natslog_broker_info", "1; the number of the broker and its version", labels=["broker", "version"]
         )
         info.add_metric([str(broker.config.broker_id), natslog_version()], 1.0)
         yield info
-        yield GaugeMetricFamily(
-            "natslog_ready",
-            "1 while messages are accepted and served; /readyz states the reason if not",
-            value=float(self._is_ready),
-        )
-        yield GaugeMetricFamily(
-            "natslog_nats_connected",
-            "1 while the broker is connected to NATS and the NATS server responds",
-            value=float(broker.link.is_reachable),
-        )
-        yield CounterMetricFamily(
-            "natslog_nats_connections_lost",
-            "Connections to NATS that were lost; each loss may lose messages that were published without acks",
-            value=broker.link.lost,
-        )
+        yield from self._state()
         yield from self._leaf()
-        yield GaugeMetricFamily(
-            "natslog_uncommitted_bytes",
-            "Bytes of messages that were received and are not committed yet",
-            value=broker.memory.used_bytes,
-        )
-        disk = fullest_disk(broker.data_path)
-        yield GaugeMetricFamily(
-            "natslog_disk_free_bytes",
-            "Free bytes on the disk of the data folder; where it is on several disks, on the fullest one",
-            value=disk.free_bytes,
-        )
-        yield GaugeMetricFamily("natslog_disk_size_bytes", "Size of that disk", value=disk.size_bytes)
-        yield GaugeMetricFamily(
-            "natslog_disk_min_free_bytes",
-            "Free bytes below which messages are refused",
-            value=broker.config.min_free_bytes,
-        )
-        yield GaugeMetricFamily(
-            "natslog_disk_full",
-            "1 from a refusal because of a full disk on, until there is room again",
-            value=float(not broker.hosting.around.has_disk_room),
-        )
-        store = broker.hosting.services.store
-        yield GaugeMetricFamily(
-            "natslog_store_bytes", "Bytes of all streams on this broker, deleted ones included", value=store.used_bytes
-        )
-        if store.max_bytes is not None:
-            yield GaugeMetricFamily(
-                "natslog_store_max_bytes", "Most bytes that all streams may take", value=store.max_bytes
-            )
-        yield GaugeMetricFamily(
-            "natslog_staged_bytes",
-            "Bytes of staged direct appends that are not committed yet",
-            value=broker.staging.staged_bytes,
-        )
-        if (tls := broker.cluster.tls) is not None:
-            yield GaugeMetricFamily(
-                "natslog_tls_certificate_expires_seconds",
-                "When the TLS certificate expires, in seconds since 1970",
-                value=tls.expires_s,
-            )
-        requests = CounterMetricFamily("natslog_http_requests", "HTTP requests, by path of the API", labels=["path"])
-        for path, count in self._requests.items():
-            requests.add_metric([path], count)
-        yield requests
-        yield CounterMetricFamily(
-            "natslog_http_requests_refused",
-            "HTTP requests that were refused because of their credentials, the access rules or a quota",
-            value=self._refused,
-        )
-        yield CounterMetricFamily(
-            "natslog_activity_dropped",
-            "Events that are missing in __activity, because too many waited to be stored there",
-            value=broker.activity.dropped,
-        )
-        yield GaugeMetricFamily(
-            "natslog_activity_waiting", "Events of this broker that wait to be stored", value=broker.activity.waiting
-        )
-        streams = list(broker.streams.items())
+        yield from self._disk()
+        yield from self._requests_and_events()
         yield from self._cluster()
         yield from self._problems_of_streams()
         yield from self._of_all(streams)
@@ -190,6 +125,81 @@ class _BrokerCollector:
                 refused.add_metric([name, reason], count)
         yield refused
         yield from self._cursors()
+
+    def _state(self) -> Iterator[Metric]:
+        broker = self._broker
+        yield from _gauges(
+            {
+                "natslog_ready": (
+                    "1 while messages are accepted and served; /readyz states the reason if not",
+                    float(self._is_ready),
+                ),
+                "natslog_nats_connected": (
+                    "1 while the broker is connected to NATS and the NATS server responds",
+                    float(broker.link.is_reachable),
+                ),
+                "natslog_uncommitted_bytes": (
+                    "Bytes of messages that were received and are not committed yet",
+                    broker.memory.used_bytes,
+                ),
+                "natslog_staged_bytes": (
+                    "Bytes of staged direct appends that are not committed yet",
+                    broker.staging.staged_bytes,
+                ),
+            }
+        )
+        yield CounterMetricFamily(
+            "natslog_nats_connections_lost",
+            "Connections to NATS that were lost; each loss may lose messages that were published without acks",
+            value=broker.link.lost,
+        )
+        if (tls := broker.cluster.tls) is not None:
+            text = "When the TLS certificate expires, in seconds since 1970"
+            yield GaugeMetricFamily("natslog_tls_certificate_expires_seconds", text, value=tls.expires_s)
+
+    def _disk(self) -> Iterator[Metric]:
+        broker = self._broker
+        disk, store = fullest_disk(broker.data_path), broker.hosting.services.store
+        numbers: dict[str, tuple[str, float]] = {
+            "natslog_disk_free_bytes": (
+                "Free bytes on the disk of the data folder; where it is on several disks, on the fullest one",
+                disk.free_bytes,
+            ),
+            "natslog_disk_size_bytes": ("Size of that disk", disk.size_bytes),
+            "natslog_disk_min_free_bytes": (
+                "Free bytes below which messages are refused",
+                broker.config.min_free_bytes,
+            ),
+            "natslog_disk_full": (
+                "1 from a refusal because of a full disk on, until there is room again",
+                float(not broker.hosting.around.has_disk_room),
+            ),
+            "natslog_store_bytes": (
+                "Bytes of all streams on this broker, deleted ones included",
+                store.used_bytes,
+            ),
+        }
+        if store.max_bytes is not None:
+            numbers["natslog_store_max_bytes"] = ("Most bytes that all streams may take", store.max_bytes)
+        yield from _gauges(numbers)
+
+    def _requests_and_events(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("natslog_http_requests", "HTTP requests, by path of the API", labels=["path"])
+        for path, count in self._requests.items():
+            requests.add_metric([path], count)
+        yield requests
+        yield CounterMetricFamily(
+            "natslog_http_requests_refused",
+            "HTTP requests that were refused because of their credentials, the access rules or a quota",
+            value=self._refused,
+        )
+        yield CounterMetricFamily(
+            "natslog_activity_dropped",
+            "Events that are missing in __activity, because too many waited to be stored there",
+            value=self._broker.activity.dropped,
+        )
+        text = "Events of this broker that wait to be stored"
+        yield GaugeMetricFamily("natslog_activity_waiting", text, value=self._broker.activity.waiting)
 
     def _cursors(self) -> Iterator[Metric]:
         """There are at most `MOST_CURSORS` in a cluster, and `MOST_CONSUMERS` of a broker: so many series at most."""
@@ -259,8 +269,7 @@ class _BrokerCollector:
                 sum(link.is_up for link in self._broker.cluster.links.all),
             ),
         }
-        for name, (text, value) in numbers.items():
-            yield GaugeMetricFamily(name, text, value=value)
+        yield from _gauges(numbers)
         yield CounterMetricFamily(
             "natslog_metadata_elections", "Times this broker became metadata leader", value=group.elections
         )

@@ -25,10 +25,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,9 +35,9 @@ import numpy as np
 from natslog.errors import NatslogError
 from natslog.jetstream import direct
 from natslog.jetstream.direct_groups import DirectGroups, log_failed_answer
+from natslog.jetstream.endpoints import BY_VERBS, ENDPOINTS, MOST_VERBS, ApiCall, Endpoint
 from natslog.jetstream.errors import ApiError, api_error, of_error
 from natslog.jetstream.requests import API_LEVEL, required_level
-from natslog.jetstream.stream_state import NO_TIME
 from natslog.jetstream.streams import StreamCalls
 from natslog.log_events import event
 from natslog.model import StreamRecord
@@ -49,7 +48,6 @@ from natslog.node.supervisor import Supervisor
 from natslog.wire.api_probe import (
     BROKER_HEADER,
     CLUSTER_HEADER,
-    PROBE_HEADER,
     clusters_in,
     headers_of_answers,
     is_of_broker,
@@ -83,136 +81,6 @@ _MOST_REQUEST_BYTES = 512 * 1024
 _MOST_BYTES = 32 * 1024 * 1024
 _HEADER_ROOM_BYTES = 256
 _DOLLAR = ord("$")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """`names`: the tokens of the subject behind those of the endpoint. `is_known`: there was such a stream when the
-    request arrived. `stream`: None if there is none.
-    """
-
-    names: list[str]
-    reply: bytes
-    headers: bytes
-    payload: bytes
-    is_known: bool = False
-    stream: HostedStream | None = None
-
-
-class _Endpoint(NamedTuple):
-    """`kind`: of its answers. `at_stream`: the leader of the stream answers, not the metadata leader. `is_change`: of
-    the configuration; a few are made at once. `beside_error`: what an answer with an error has as well.
-    """
-
-    subject: str
-    kind: str
-    call: Callable[[StreamCalls, _Request], Awaitable[dict[str, Any]]]
-    at_stream: bool = True
-    is_change: bool = False
-    beside_error: Mapping[str, Any] = MappingProxyType({})
-
-
-async def _account(calls: StreamCalls, request: _Request) -> dict[str, Any]:
-    return {} if PROBE_HEADER in request.headers else await calls.account()
-
-
-def _create_consumer(
-    calls: StreamCalls, request: _Request, *, is_durable: bool = False
-) -> Coroutine[Any, Any, dict[str, Any]]:
-    return calls.consumers.create(request.stream, request.names, request.payload, is_durable=is_durable)
-
-
-_NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
-_ENDPOINTS = (
-    _Endpoint("INFO", "account_info", _account, at_stream=False),
-    _Endpoint(
-        "STREAM.CREATE.*",
-        "stream_create",
-        lambda calls, request: calls.create(request.names[0], request.payload),
-        at_stream=False,
-        is_change=True,
-    ),
-    _Endpoint(
-        "STREAM.NAMES",
-        "stream_names",
-        lambda calls, request: calls.names(request.payload),
-        at_stream=False,
-        beside_error=_NO_PAGE | {"streams": None},
-    ),
-    _Endpoint(
-        "STREAM.LIST",
-        "stream_list",
-        lambda calls, request: calls.infos(request.payload),
-        at_stream=False,
-        beside_error=_NO_PAGE | {"streams": []},
-    ),
-    _Endpoint(
-        "STREAM.INFO.*",
-        "stream_info",
-        lambda calls, request: calls.info(request.stream, request.payload),
-        beside_error=_NO_PAGE,
-    ),
-    _Endpoint(
-        "STREAM.UPDATE.*",
-        "stream_update",
-        lambda calls, request: calls.update(request.names[0], request.stream, request.payload),
-        is_change=True,
-    ),
-    _Endpoint("STREAM.DELETE.*", "stream_delete", lambda calls, request: calls.delete(request.stream, request.payload)),
-    _Endpoint(
-        "STREAM.PURGE.*",
-        "stream_purge",
-        lambda calls, request: calls.purge(request.stream, request.payload),
-        beside_error={"purged": 0},
-    ),
-    _Endpoint("STREAM.SNAPSHOT.*", "stream_snapshot", lambda calls, request: calls.snapshot(request.stream)),
-    _Endpoint("STREAM.RESTORE.*", "stream_restore", lambda calls, request: calls.restore(), at_stream=False),
-    _Endpoint(
-        "STREAM.MSG.GET.*", "stream_msg_get", lambda calls, request: calls.message(request.stream, request.payload)
-    ),
-    _Endpoint(
-        "STREAM.MSG.DELETE.*",
-        "stream_msg_delete",
-        lambda calls, request: calls.delete_message(request.stream, request.payload),
-    ),
-    _Endpoint(
-        "CONSUMER.NAMES.*",
-        "consumer_names",
-        lambda calls, request: calls.consumers.names(request.stream, request.payload),
-        beside_error=_NO_PAGE | {"consumers": []},
-    ),
-    _Endpoint(
-        "CONSUMER.LIST.*",
-        "consumer_list",
-        lambda calls, request: calls.consumers.infos(request.stream, request.payload),
-        beside_error=_NO_PAGE | {"consumers": []},
-    ),
-    _Endpoint("CONSUMER.CREATE.*", "consumer_create", lambda calls, request: _create_consumer(calls, request)),
-    _Endpoint("CONSUMER.CREATE.*.>", "consumer_create", lambda calls, request: _create_consumer(calls, request)),
-    _Endpoint(
-        "CONSUMER.DURABLE.CREATE.*.*",
-        "consumer_create",
-        lambda calls, request: _create_consumer(calls, request, is_durable=True),
-    ),
-    _Endpoint(
-        "CONSUMER.INFO.*.*",
-        "consumer_info",
-        lambda calls, request: calls.consumers.info(request.stream, request.names[1], request.payload),
-    ),
-    _Endpoint(
-        "CONSUMER.PAUSE.*.*",
-        "consumer_pause",
-        lambda calls, request: calls.consumers.pause(request.stream, request.names[1], request.payload),
-        beside_error={"paused": False, "pause_until": NO_TIME},
-    ),
-    _Endpoint(
-        "CONSUMER.DELETE.*.*",
-        "consumer_delete",
-        lambda calls, request: calls.consumers.delete(request.stream, request.names[1], request.payload),
-    ),
-)
-_BY_VERBS = {tuple(one.subject.removesuffix(".>").replace(".*", "").split(".")): one for one in _ENDPOINTS}
-_MOST_VERBS = max(map(len, _BY_VERBS))
 
 
 class JetStreamApi:
@@ -312,7 +180,7 @@ class JetStreamApi:
         forbidden = self._link.forbidden
         if state in _PREFIXES:
             prefix = _PREFIXES[state]
-            subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in _ENDPOINTS)
+            subjects = tuple(f"{prefix}.{endpoint.subject}" for endpoint in ENDPOINTS)
             self._attachment = await self._link.attach(subjects, self._receive)
             if self._link.forbidden > forbidden:
                 await self._detach()
@@ -440,12 +308,12 @@ class JetStreamApi:
             if row[REPLY_LEN] and frames.buffer[row[REPLY]] == _DOLLAR:
                 continue
             tokens = _tokens(frames.buffer[row[SUBJECT] : row[SUBJECT] + row[SUBJECT_LEN]].tobytes())
-            verbs = next(verbs for count in range(_MOST_VERBS, 0, -1) if (verbs := tuple(tokens[:count])) in _BY_VERBS)
-            endpoint, names = _BY_VERBS[verbs], tokens[len(verbs) :]
+            verbs = next(verbs for count in range(MOST_VERBS, 0, -1) if (verbs := tuple(tokens[:count])) in BY_VERBS)
+            endpoint, names = BY_VERBS[verbs], tokens[len(verbs) :]
             record = self._calls.named(names[0]) if endpoint.at_stream else None
             answers_here = self._broker.cluster.group.is_leader if record is None else record.leader == self._me
             if answers_here and self._has_room(row):
-                request = _Request(names, *_parts(frames, row)[1:], is_known=record is not None)
+                request = ApiCall(names, *_parts(frames, row)[1:], is_known=record is not None)
                 self._begin(self._answer(endpoint, request), row[PAYLOAD_LEN])
 
     @property
@@ -481,7 +349,7 @@ class JetStreamApi:
                 extra=event("jetstream.requests_dropped", count=self._dropped),
             )
 
-    async def _answer(self, endpoint: _Endpoint, request: _Request) -> None:
+    async def _answer(self, endpoint: Endpoint, request: ApiCall) -> None:
         body: dict[str, Any] | None
         try:
             body = await self._body(endpoint, request)
@@ -510,7 +378,7 @@ class JetStreamApi:
         if request.reply:
             self._send(endpoint, request.reply, {"type": f"{_TYPES}{endpoint.kind}_response"} | body)
 
-    async def _body(self, endpoint: _Endpoint, request: _Request) -> dict[str, Any] | None:
+    async def _body(self, endpoint: Endpoint, request: ApiCall) -> dict[str, Any] | None:
         """None: another broker answers, or there is no leader. Raises ApiError, NatslogError."""
         arrived_s = time.monotonic()
         stream = None
@@ -557,7 +425,7 @@ class JetStreamApi:
             await asyncio.sleep(_LED_POLL_S)
         return stream
 
-    def _send(self, endpoint: _Endpoint, reply: bytes, body: dict[str, Any]) -> None:
+    def _send(self, endpoint: Endpoint, reply: bytes, body: dict[str, Any]) -> None:
         payload = msgspec.json.encode(body)
         if len(payload) > (most := self._link.max_payload_bytes - _HEADER_ROOM_BYTES):  # would end the connection
             error = api_error("answer_too_large", len(payload), most)

@@ -15,6 +15,8 @@ from natslog.errors import CorruptLog
 from natslog.wire.stored_layout import BASE, BODY_BYTES, END, HEADER_BYTES, NEWEST, POSITION, ROWS
 
 _VERSIONS = {b"v1": 1, b"v2": 2}
+_MOST_BATCHES, _FEWEST_BATCHES, _CLOSED_AFTER_US = 8192, 512, 30_000_000
+_ROWS_OF_SMALL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,18 @@ class BatchIndex:
     def has_gaps(self) -> bool:
         """Whether messages of some offsets were removed."""
         return sum(self.rows) < sum(self.end_offsets) - sum(self.base_offsets)
+
+    def has_many_small(self, age_us: int) -> bool:
+        """Whether an active segment is closed because of its number of small batches; from a few hundred on after a
+        while.
+
+        Args:
+            age_us: of its first message.
+        """
+        batches = len(self.end_offsets)
+        if batches < (_MOST_BATCHES if age_us < _CLOSED_AFTER_US else _FEWEST_BATCHES):
+            return False
+        return self.end_offsets[batches - 1] - self.base_offsets[0] < _ROWS_OF_SMALL * batches
 
     def to_text(self) -> bytes:
         """ASCII for a footer: base64 of the columns one after another, little-endian, and a CRC32C. Version 1 has no

@@ -151,7 +151,7 @@ class ReplicaLog(RunLog):
                 self._cut(end_offset)
         except OSError as error:
             raise self.failed(error) from error
-        self.chain.damages, self.failure = [], None
+        self.chain.damages, self.shared.failure = [], None
 
     def begin_at(self, log_start_offset: int, epoch: Epoch) -> None:
         """Drops everything: the log starts again at this offset. The record below it, which the log does not have, was
@@ -186,7 +186,7 @@ class ReplicaLog(RunLog):
                 else:
                     segment.path.unlink(missing_ok=True)
             sync_folder(self.folder)
-        self.chain.committed, self.chain.damages, self.failure = log_start_offset, [], None
+        self.chain.committed, self.chain.damages, self.shared.failure = log_start_offset, [], None
         self.unfinished_run = None
         self.producers.cut(log_start_offset)
         self.scrub.cut(0)

@@ -45,7 +45,7 @@ class SharedLog:
         must_exist: the log was there before.
 
     Attributes:
-        settings: of the stream; replaced as a whole when they are edited.
+        settings: of the stream; replaced as a whole when they are edited (`adopt`). `full`: when a segment is, by them.
         failure: why the log takes no more writes; None: it takes some.
         is_closed: no file of it changes any more.
         newest_timestamp_us: as stored, in stream time; 0 if it is unknown. `written_s`: when the newest message was
@@ -61,7 +61,8 @@ class SharedLog:
         self, folder: Path, stream_id: str, settings: StreamSettings, options: LogOptions, *, must_exist: bool
     ) -> None:
         check_folder(folder, must_exist=must_exist)
-        self.folder, self.stream_id, self.settings, self.options = folder, stream_id, settings, options
+        self.folder, self.stream_id, self.options = folder, stream_id, options
+        self.adopt(settings)
         self.failure: StorageFailed | CorruptLog | None = None
         self.is_closed = False
         self.newest_timestamp_us, self.written_s = 0, time.monotonic()
@@ -82,26 +83,22 @@ class SharedLog:
         self.erasures = Erasures(folder)
         self.kept = KeptMessages()
         self.latest_views = LatestViews(self.newest.all, lambda: self.erasures.serial)
-        self._full_by: tuple[StreamSettings | None, Full] = (None, Full(1, 1, 1))
 
     @property
     def idle_s(self) -> float:
         return time.monotonic() - self.written_s
 
-    @property
-    def full(self) -> Full:
-        """By bytes, offsets or age; limits of the stream roll earlier, so that retention can work in whole segments."""
-        settings = self.settings
-        if self._full_by[0] is settings:
-            return self._full_by[1]
+    def adopt(self, settings: StreamSettings) -> None:
+        """These are the settings of the stream now. Its limits roll segments earlier, so that retention can work in
+        whole segments.
+        """
+        self.settings = settings
         roll_bytes = self.options.segment_bytes
         if settings.max_bytes is not None:
             roll_bytes = min(roll_bytes, max(_SMALLEST_ROLL_BYTES, settings.max_bytes // _ROLLS_PER_LIMIT))
         roll_age_s = min(self.options.segment_age_s, (settings.max_age_s or 1e12) / _ROLLS_PER_LIMIT)
         roll_rows = max(1, (settings.max_messages or 2**62) // _ROLLS_PER_LIMIT)
-        full = Full(roll_bytes, roll_rows, roll_age_s * 1_000_000)
-        self._full_by = settings, full
-        return full
+        self.full = Full(roll_bytes, roll_rows, roll_age_s * 1_000_000)
 
     def checkpoint(self) -> None:
         """Makes the high watermark durable, so that a file that is cut short later is seen as damage, and the start by

@@ -1,7 +1,7 @@
 """Which sealed segments of a log are small, and which of them become one file next.
 
-Theory of operation. Segments of many small batches are closed early (`has_many_small_batches`), so that few batches of
-a log are small at any time; and neighbouring small segments are merged, so that their number does not grow with the
+Theory of operation. Segments of many small batches are closed early (`BatchIndex.has_many_small`), so that few batches
+of a log are small at any time; and neighbouring small segments are merged, so that their number does not grow with the
 messages. A segment is full where an ordinary one would be closed: by bytes, offsets or age. The *share* of a segment,
 or of neighbours together, is how much of a full one they are; above one half it is large, and stays as it is. Of the
 neighbours between two large segments, as many become one as fit into a full one. Of those behind the last large one,
@@ -18,33 +18,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from natslog.errors import CorruptLog
-from natslog.log.batch_index import BatchIndex
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.compression import CompressedSizes
 from natslog.log.merging import Stored, merge, stored
 from natslog.log.sealed import SealedSegment, write_beside
 from natslog.log.segment import damage, read_batch
 
-_MOST_BATCHES, _FEWEST_BATCHES, _CLOSED_AFTER_US = 8192, 512, 30_000_000
-_ROWS_OF_SMALL = 64
 _LARGE = 0.5
 _MERGED_AT_ONCE = 8
 _UNEVEN = 2.0
 _MERGED_EARLY = 0.25
 _MOST_WAITING = 32
 _LOOKED_AT = 64
-
-
-def has_many_small_batches(index: BatchIndex, age_us: int) -> bool:
-    """Whether an active segment is closed because of its number of small batches; from a few hundred on after a while.
-
-    Args:
-        age_us: of its first message.
-    """
-    batches = len(index)
-    if batches < (_MOST_BATCHES if age_us < _CLOSED_AFTER_US else _FEWEST_BATCHES):
-        return False
-    return index.end_offsets[batches - 1] - index.base_offsets[0] < _ROWS_OF_SMALL * batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ from natslog.log.options import LogOptions
 from natslog.log.recovery import Damage
 from natslog.log.segment import ActiveSegment
 from natslog.log.shared import SharedLog
-from natslog.log.small_segments import has_many_small_batches
 from natslog.log.upkeep import LogUpkeep
 from natslog.log.visible_size import VisibleSize
 from natslog.log_events import event
@@ -123,7 +122,10 @@ class StreamLog:
                 raise lost_log(self.folder)
             self._begin_or_mark_missing(stored)
             return
-        self._checkpoints.complete(self.log_start_offset, self._proven_high_watermark())
+        # Only messages that are certainly committed are sealed. (The rest may end in a part of a run.)
+        unsealed = self.chain.unsealed
+        proven = unsealed[-1].base_offset if unsealed else self.chain.segments[-1].base_offset
+        self._checkpoints.complete(self.log_start_offset, proven)
         if stored is not None:
             self.epochs, self._stored_epochs = stored, stored.copy()
             return
@@ -147,13 +149,6 @@ class StreamLog:
         make_folder(self.folder)
         self.chain.segments.append(ActiveSegment.create(self.folder, self.stream_id, 0))
 
-    def _proven_high_watermark(self) -> int:
-        """The end of the messages that are certainly committed: only these are sealed. (The rest may end in a part of a
-        run.)
-        """
-        unsealed = self.chain.unsealed
-        return unsealed[-1].base_offset if unsealed else self.chain.segments[-1].base_offset
-
     def _refuse_writes_if_damaged(self) -> None:
         end, committed = self.chain.log_end_offset, self.checkpointed
         if not self.chain.damages and end < committed:
@@ -161,8 +156,8 @@ class StreamLog:
             path, position = (last.path, last.size_bytes) if last else (self.folder, 0)
             self.chain.damages.append(Damage(path, position, position, end, committed))
         if self.chain.damages:
-            self.failure = damage_error(self.chain.damages)
-            logger.error("%s", self.failure.message, extra=event("log.damaged", path=self.folder))
+            self.shared.failure = damage_error(self.chain.damages)
+            logger.error("%s", self.shared.failure.message, extra=event("log.damaged", path=self.folder))
 
     # ---- its state ----
 
@@ -172,16 +167,12 @@ class StreamLog:
 
     @settings.setter
     def settings(self, settings: StreamSettings) -> None:
-        self.shared.settings = settings
+        self.shared.adopt(settings)
 
     @property
     def failure(self) -> StorageFailed | CorruptLog | None:
         """Why it takes no more writes."""
         return self.shared.failure
-
-    @failure.setter
-    def failure(self, failure: StorageFailed | CorruptLog | None) -> None:
-        self.shared.failure = failure
 
     @property
     def epoch(self) -> Epoch:
@@ -275,31 +266,23 @@ class StreamLog:
             active = self.active_for_append(size_bytes, now_us, is_quick=is_quick)
             base_offset = active.end_offset
             encoded = encode(base_offset=base_offset, timestamp_us=timestamp_us, epoch=self.epoch)
-            if written is None:
-                self._write(active, encoded)
-            else:
-                self._write_and_announce(active, encoded, written)
+            self._write(active, encoded, written=written)
             self.recent.committed(encoded)
         except OSError as error:
             raise self.failed(error) from error
         self._wrote(timestamp_us)
         return base_offset, timestamp_us
 
-    def _write(self, active: ActiveSegment, *batches: EncodedBatch, written: Callable[[], None] | None = None) -> None:
-        """One commit. Raises OSError."""
-        started_s = time.perf_counter()
-        active.append(*batches, written=written)
-        self.written_in_s = time.perf_counter() - started_s
-
-    def _write_and_announce(self, active: ActiveSegment, encoded: EncodedBatch, written: Written) -> None:
-        """Raises OSError."""
+    def _write(self, active: ActiveSegment, *batches: EncodedBatch, written: Written | None = None) -> None:
+        """One commit. `written`: as of `append`, for one batch. Raises OSError."""
 
         def announce() -> None:
-            if written(encoded):
-                self._announced_end_offset = encoded.header.end_offset
+            if written is not None and written(batches[0]):
+                self._announced_end_offset = batches[0].header.end_offset
 
-        self._write(active, encoded, written=announce)
-        self._announced_end_offset = 0
+        started_s = time.perf_counter()
+        active.append(*batches, written=None if written is None else announce)
+        self.written_in_s, self._announced_end_offset = time.perf_counter() - started_s, 0
 
     @property
     def written_end_offset(self) -> int:
@@ -321,13 +304,13 @@ class StreamLog:
                 "limit of open files of the broker (LimitNOFILE), or close connections",
                 file=str(self.folder),
             )
-        self.failure = StorageFailed(
+        self.shared.failure = failure = StorageFailed(
             f"{self.folder}: writing failed ({error.strerror or error}); the stream accepts no messages until the "
             "broker is restarted and has recovered the log",
             file=str(self.folder),
         )
-        logger.error("%s", self.failure.message, extra=event("log.write_failed", path=self.folder))
-        return self.failure
+        logger.error("%s", failure.message, extra=event("log.write_failed", path=self.folder))
+        return failure
 
     def _wrote(self, timestamp_us: int) -> None:
         self._unwritten_bytes = 0
@@ -356,10 +339,11 @@ class StreamLog:
         index, end_offset = segment.index, segment.end_offset
         if end_offset == segment.base_offset:
             return False
-        if end_offset <= self.chain.purged_below or has_many_small_batches(index, 0):
+        if end_offset <= self.chain.purged_below or index.has_many_small(0):
             return True
-        offsets, age_us = end_offset - segment.base_offset, now_us - index.max_timestamps_us[0]
-        return self.shared.full.share(segment.size_bytes, offsets, age_us) >= 1
+        full, age_us = self.shared.full, now_us - index.max_timestamps_us[0]
+        offsets = end_offset - segment.base_offset
+        return segment.size_bytes >= full.size_bytes or offsets >= full.offsets or age_us >= full.age_us
 
     def _roll(self) -> ActiveSegment:
         """A new last segment. It replaces one that failed before it had any messages: the log's end is known
@@ -387,7 +371,7 @@ class StreamLog:
                 self.chain.segments[-1] = fresh
             else:
                 self.chain.segments.append(fresh)
-        if isinstance(last, ActiveSegment) and has_many_small_batches(last.index, 0):
+        if isinstance(last, ActiveSegment) and last.index.has_many_small(0):
             self.options.closed_early()
         return fresh
 
@@ -426,7 +410,7 @@ class StreamLog:
         if self.failure is not None or not isinstance(last, ActiveSegment) or not len(last.index):
             return False
         now_us = self.shared.newest_timestamp_us + int(self.idle_s * 1e6)
-        if has_many_small_batches(last.index, now_us - last.index.max_timestamps_us[0]):
+        if last.index.has_many_small(now_us - last.index.max_timestamps_us[0]):
             return True
         rows = self.erasures.pending() if self.erasures.is_pending else None
         return rows is not None and rows.concerns(last.base_offset, last.end_offset)

@@ -25,13 +25,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from natslog.errors import OffsetOutOfRange
+from natslog.log.applied_rules import StoredRows
 from natslog.log.chain import Segment, SegmentChain
 from natslog.log.removed import Hidden, HiddenThen
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import SUBJECTS_SUFFIX
 from natslog.log.subject_counts import KeptCounts, KnownCounts, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart, file_identity, newest_visible, oldest_visible, text_at
-from natslog.log.visibility import StoredRows, Visibility
+from natslog.log.visibility import Visibility
 from natslog.log_events import event
 from natslog.wire.outgoing import TextBuffers, taken
 

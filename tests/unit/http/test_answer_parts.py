@@ -74,7 +74,7 @@ def test_small_batches_with_hidden_rows_among_them_are_one_part(tmp_path: Path) 
 def test_small_batches_are_rewritten_also_where_more_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("natslog.log.small_segments._MOST_BATCHES", 1 << 30)  # as an earlier version left them
+    monkeypatch.setattr("natslog.log.batch_index._MOST_BATCHES", 1 << 30)  # as an earlier version left them
     log = _log_of_singles(tmp_path / "log", 16_000)
     assert log.chain.segments[-1].size_bytes > 16 << 20
     parts = _parts(log, Question(0, None, 32 << 20, 0, None, None, False, False))

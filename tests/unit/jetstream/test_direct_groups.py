@@ -21,7 +21,7 @@ from natslog.jetstream.direct_groups import FAILED, UNAVAILABLE, Group
 from natslog.jetstream.requests import MessageGetRequest
 from natslog.log import StreamLog
 from natslog.log.kept_messages import MOST_BYTES
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from natslog.wire.direct_frames import Requests
 from natslog.wire.outgoing import texts_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from natslog.jetstream.consumers.machine import Wanted
+from natslog.jetstream.consumers.deliveries import Wanted
 from natslog.jetstream.consumers.reading import ConsumerReader, Window
 from natslog.log import ReplicaLog, subject_index
 from natslog.log.removed import offset_range

@@ -36,10 +36,10 @@ from natslog.log.read_plan import ReadPlan
 from natslog.log.removed import AllBut, from_bytes, offset_range, to_array
 from natslog.log.repairing import FetchedBatches, missing_ranges
 from natslog.log.rollups import ALL, ROLLUP_HEADER
+from natslog.log.rules import Expiry, Rule
 from natslog.log.scrub import Finding, read_back
 from natslog.log.sealed import SealedSegment
 from natslog.log.segment import ACTIVE_SUFFIX, ActiveSegment, read_at
-from natslog.log.visibility import Expiry, Rule
 from natslog.model import BrokerId, Epoch, FormerRule, StreamId, StreamRecord, StreamSettings
 from natslog.node.removing import (
     ErasureBegun,

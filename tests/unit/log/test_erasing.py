@@ -18,7 +18,7 @@ from natslog.log import LogOptions, ReplicaLog
 from natslog.log.erasing import ErasedOffsets, Erases, Erasures
 from natslog.log.newest import NewestRows, Texts
 from natslog.log.removed import offset_set, to_bytes
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from tests.conftest import open_log
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.arrow.schema import HEADERS_TYPE
 from natslog.log.expiry import TOMBSTONE_HEADER, TTL_HEADER, Expiries
-from natslog.log.visibility import NO_EXPIRY, Expiry
+from natslog.log.rules import NO_EXPIRY, Expiry
 from tests.conftest import open_log
 
 SECOND_US = 1_000_000

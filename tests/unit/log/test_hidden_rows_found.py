@@ -12,7 +12,7 @@ from natslog.arrow import ipc
 from natslog.arrow.restamping import checked_batches
 from natslog.log import ReplicaLog, log_reader
 from natslog.log.log_reader import LogReader
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from tests.unit.log.test_visibility import Message, Replica, rows_of
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from tests.unit.log.removal_model import Message, Settings, Stream
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from natslog.errors import CorruptLog
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from tests.unit.log.removal_model import Message, Replica, Settings, Stream
 

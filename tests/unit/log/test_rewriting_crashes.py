@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from tests.unit.log.crash_points import Images, images_of
 from tests.unit.log.removal_model import Message, Replica, Settings, Stream, offsets_in_files

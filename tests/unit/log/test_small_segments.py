@@ -12,7 +12,7 @@ import pytest
 
 from natslog.arrow import ipc
 from natslog.errors import CorruptLog, StorageFull
-from natslog.log import LogOptions, ReplicaLog
+from natslog.log import LogOptions, ReplicaLog, batch_index
 from natslog.log import small_segments as module
 from natslog.log.sealed import SealedSegment, read_footer_index
 from natslog.log.small_segments import Extents, Full, chosen
@@ -29,8 +29,8 @@ FULL = Full(1_000_000, 2**62, 3_600_000_000)
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts as many is little."""
-    monkeypatch.setattr(module, "_MOST_BATCHES", 16)
-    monkeypatch.setattr(module, "_FEWEST_BATCHES", 4)
+    monkeypatch.setattr(batch_index, "_MOST_BATCHES", 16)
+    monkeypatch.setattr(batch_index, "_FEWEST_BATCHES", 4)
     monkeypatch.setattr(module, "_MERGED_AT_ONCE", 4)
 
 

@@ -21,9 +21,9 @@ from natslog.errors import CorruptLog
 from natslog.log import ReplicaLog, StreamLog, small_segments
 from natslog.log.newest import Texts
 from natslog.log.removed import Hidden, HiddenThen, offset_set
+from natslog.log.rules import Rule
 from natslog.log.subject_counts import COUNTS_SCHEMA, KeptCounts, KnownCounts, SubjectCounts, combined
 from natslog.log.subject_part import SubjectPart, file_identity
-from natslog.log.visibility import Rule
 from natslog.model import Epoch
 from tests.conftest import open_log, retain
 from tests.unit.log.test_visibility import OPTIONS, Model, Replica, rows_of

@@ -24,8 +24,8 @@ from natslog.arrow.schema import HEADERS_TYPE
 from natslog.log import LogOptions, ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.removed import offset_set
+from natslog.log.rules import Rule
 from natslog.log.segment import read_at
-from natslog.log.visibility import Rule
 from natslog.model import Epoch
 from tests.conftest import open_log
 
@@ -330,9 +330,9 @@ def test_roll_up_hides_older_messages_of_its_subject_and_reads_no_more_than_it_m
     replica = Replica(log_folder)
     replica.set_rules((Rule(Epoch(0), rolls_up=True),))
     log, read = replica.log, []
-    stored = log.visibility._rows
+    stored = log.visibility._applied._rows
     assert stored is not None
-    log.visibility._rows = lambda start, end: read.append((start, end)) or stored(start, end)  # type: ignore[func-returns-value]
+    log.visibility._applied._rows = lambda start, end: read.append((start, end)) or stored(start, end)  # type: ignore[func-returns-value]
     script = [
         ("a", None),
         ("b", None),

@@ -17,7 +17,7 @@ import pytest
 
 from natslog.errors import CorruptLog, NatslogError, NotEnoughReplicas
 from natslog.log.removed import from_bytes, offset_set
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from natslog.node import removing as removing_module
 from natslog.node.removing import Removing

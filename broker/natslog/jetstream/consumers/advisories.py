@@ -59,7 +59,7 @@ def _is_sampled(frequency: str) -> bool:
 
 def _age_ns(machine: Consumer, facts: dict[str, Any]) -> int:
     """How long after its delivery the message was acked."""
-    at = machine.position(facts["seq"])
+    at = machine.pending.position_of(facts["seq"])
     if at is None:
         return 0
     age_us: int = facts["now_us"] - int(machine.pending.at(TIME_US, at)[0])

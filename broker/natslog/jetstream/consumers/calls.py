@@ -272,7 +272,7 @@ class ConsumerCalls:
             "num_waiting": len(machine.pulls),
             "num_pending": left,
         }
-        if record.config.is_push and machine.active:
+        if record.config.is_push and machine.push.active:
             body["push_bound"] = True
         body |= _pause_of(record.config)
         if (cluster := self._cluster_of(led.stream.record)) is not None:

@@ -27,6 +27,7 @@ from natslog.jetstream.consumers.advisories import Advisories
 from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import Longs
+from natslog.jetstream.consumers.pulls import FOREVER_US
 from natslog.jetstream.consumers.reading import gone_of, start_after_purge
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.served import ServedConsumer
@@ -49,7 +50,6 @@ _WINDOWS_BYTES = 64 * 1024 * 1024
 _RETRY_S = 1.0
 _MOST_ANSWERS = 256 * 1024
 _END_WITHIN_S = 1.0
-_NEVER_US = 2**62
 _LEAST_WAIT_US = 1000
 _FEW = 1000  # messages that are looked for in memory, in the event loop
 _ACK_NUMBERS = 4 + 19  # dots, and the time of a message
@@ -93,7 +93,7 @@ class LedConsumers:
         self._store_soon = asyncio.Event()
         self._alarms: list[tuple[int, int, ServedConsumer]] = []
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_us = _NEVER_US
+        self._alarm_us = FOREVER_US
         self._number = 0
         self._windows: dict[ServedConsumer, int] = {}  # the one that was used last is the last one
         self._storing = asyncio.Lock()
@@ -224,11 +224,11 @@ class LedConsumers:
         if machine.is_changed:
             self._changed.add(served)
             self._store_soon.set()
-        due_us = min(machine.due_us, machine.resumes_us if machine.resumes_us > self.now_us() else _NEVER_US)
+        due_us = min(machine.due_us, machine.resumes_us if machine.resumes_us > self.now_us() else FOREVER_US)
         if (threshold_ns := served.record.config.inactive_threshold) > 0:
             due_us = min(due_us, max(machine.idle_since_us(self.now_us()), 0) + threshold_ns // 1000)
         now_us = self.now_us()
-        if due_us < _NEVER_US and not now_us < served.scheduled_us <= due_us:
+        if due_us < FOREVER_US and not now_us < served.scheduled_us <= due_us:
             due_us = served.scheduled_us = max(due_us, now_us + _LEAST_WAIT_US)
             self._number += 1
             heapq.heappush(self._alarms, (due_us, self._number, served))
@@ -273,7 +273,7 @@ class LedConsumers:
             self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
     def _ring(self) -> None:
-        self._alarm, self._alarm_us = None, _NEVER_US
+        self._alarm, self._alarm_us = None, FOREVER_US
         now_us = self.now_us()
         while self._alarms and self._alarms[0][0] <= now_us:
             due_us, _, served = heapq.heappop(self._alarms)

@@ -18,15 +18,15 @@ Source: nats-server, `server/consumer.go`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import numpy as np
 
 from natslog.jetstream.consumers.config import ConsumerConfig, go_duration
+from natslog.jetstream.consumers.deliveries import NO_SEQS, Batch, DeliverSubject, Delivery, Wanted
 from natslog.jetstream.consumers.pending import DELIVERED_AS as AS
 from natslog.jetstream.consumers.pending import REDELIVERED, SEQ, TIME_US, Longs, Marks, Pending
 from natslog.jetstream.consumers.pulls import (
+    FOREVER_US,
+    NS_PER_US,
     HasInterest,
     Pull,
     Refusal,
@@ -36,59 +36,13 @@ from natslog.jetstream.consumers.pulls import (
     status,
 )
 
-FOREVER_US = 2**62
-FLOW_BYTES = 32 * 1024 * 1024
-"""The most bytes that a subscriber with flow control has not confirmed yet."""
-_FIRST_FLOW_SHARE = 16
-_NS_PER_US = 1000
 _DELAY_US = 1000  # deliveries that are due at about the same time are made at once
-_REPLAY_AT_ONCE_US = 1000
 _AT_ONCE = 5000
-_NONE = np.empty(0, np.int64)
 _POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 Pair = tuple[int, int]
 Reached = tuple[int, Pair, int, Longs]
 """Consumer sequence, stream sequence."""
-
-
-class Wanted(NamedTuple):
-    """Messages to be read: those with these sequences, or else so many from `start` on. `is_again`: they were delivered
-    before.
-    """
-
-    seqs: Longs
-    start: int
-    most: int
-    is_again: bool = False
-
-
-@dataclass(slots=True)
-class Batch:
-    """Messages that were read. `seqs`, `sizes` (bytes of subject, headers and payload), `times_us`: of each."""
-
-    seqs: Longs
-    sizes: Longs
-    times_us: Longs
-
-
-@dataclass(slots=True)
-class Delivery:
-    """The first `count` messages of a batch, in this order.
-
-    Attributes:
-        replies: subjects to deliver to; `reply_of`: the number of that of each message. delivered_as, times, pending:
-            of each: its consumer sequence, how often it was delivered, and how many messages follow.
-        statuses: with the number of messages before each.
-    """
-
-    count: int = 0
-    replies: list[str] = field(default_factory=list)
-    reply_of: Longs = field(default_factory=lambda: _NONE)
-    delivered_as: Longs = field(default_factory=lambda: _NONE)
-    times: Longs = field(default_factory=lambda: _NONE)
-    pending: Longs = field(default_factory=lambda: _NONE)
-    statuses: list[tuple[int, Status]] = field(default_factory=list)
 
 
 class Consumer:
@@ -105,23 +59,16 @@ class Consumer:
         exceeded: of messages that were delivered too often, how often they were delivered again.
         num_pending: how many messages are still to be delivered, as known last.
         acked: sequences that need not be kept for this consumer any more, since `take_acked`.
-        paused_us: until when it delivers nothing.
-        active: of a push consumer: its deliver subject has a subscriber.
+        paused_us: until when it delivers nothing. push: the state of its deliver subject, if it has one.
     """
 
     __slots__ = (
         "_check_us",
-        "_flow",
         "_has_interest",
-        "_heartbeat_us",
-        "_last_time_us",
-        "_replay_upto",
-        "_resume_us",
         "_size_of_ack",
         "_used_us",
         "acked",
         "acked_us",
-        "active",
         "config",
         "delivered",
         "delivered_us",
@@ -135,6 +82,7 @@ class Consumer:
         "paused_us",
         "pending",
         "pulls",
+        "push",
         "resume",
         "skip",
     )
@@ -155,9 +103,8 @@ class Consumer:
         self.floor: Pair = (0, start - 1)
         self.pending = Pending()
         self.exceeded: dict[int, int] = {}
-        self.skip, self.resume = _NONE, start
+        self.skip, self.resume = NO_SEQS, start
         self.num_pending = 0
-        self.active = False
         self.delivered_us = self.acked_us = 0  # 0: never
         self.paused_us = 0
         self.is_changed = False
@@ -167,12 +114,8 @@ class Consumer:
         self._size_of_ack = size_of_ack
         self.pulls = WaitingPulls(config.max_waiting, has_interest)
         self._check_us = FOREVER_US
-        self._heartbeat_us = FOREVER_US
         self._used_us = 0
-        self._resume_us = 0  # of replay and rate limit
-        self._replay_upto = 0
-        self._last_time_us = 0
-        self._flow = _FlowControl(flow_prefix)
+        self.push = DeliverSubject(flow_prefix)
 
     # ---- life ----
 
@@ -180,8 +123,8 @@ class Consumer:
         """A leader begins to serve it. `last_seq`: of the stream."""
         self._used_us = now_us
         self._check_us = now_us if len(self.pending) else FOREVER_US
-        self._replay_upto = last_seq if self.config.replay_policy == "original" else 0
-        self._reset_heartbeat(now_us)
+        self.push.replay_upto = last_seq if self.config.replay_policy == "original" else 0
+        self.push.reset_heartbeat(self.config, now_us)
 
     def change(self, config: ConsumerConfig, now_us: int) -> None:
         """To an updated configuration."""
@@ -191,18 +134,16 @@ class Consumer:
         if was.ack_wait != config.ack_wait or was.backoff != config.backoff:
             self._check_us = now_us
         if was.deliver_subject != config.deliver_subject:
-            self._queue_all(now_us)
-
-    def end(self, line: str) -> list[Status]:
-        """What waiting requests get when it is deleted, or served by another broker: `line`."""
-        return [status(pull.reply, line) for pull in self.pulls.clear()]
+            at = self.pending.waiting_positions()
+            if len(at):
+                self._queue_again(at, now_us)
 
     @property
     def due_us(self) -> int:
         """When `tick` is to be called at the latest."""
         due = min(self._check_us, self.pulls.due_us if len(self.pulls) else FOREVER_US)
-        if self.config.is_push and self.active:
-            due = min(due, self._heartbeat_us)
+        if self.config.is_push and self.push.active:
+            due = min(due, self.push.heartbeat_us)
         return due
 
     @property
@@ -210,7 +151,7 @@ class Consumer:
         """Until when nothing is delivered, so as to keep the pace, or because it is paused; in the past if something
         may be.
         """
-        return max(self._resume_us, self.paused_us)
+        return max(self.push.resumes_us, self.paused_us)
 
     @property
     def is_stalled(self) -> bool:
@@ -225,7 +166,7 @@ class Consumer:
     def idle_since_us(self, now_us: int) -> int:
         """Since when it is not in use; in the future while it is."""
         if self.config.is_push:
-            return now_us + 1 if self.active else self._used_us
+            return now_us + 1 if self.push.active else self._used_us
         if len(self.pulls):
             return now_us + 1
         last_us = self._used_us
@@ -329,7 +270,7 @@ class Consumer:
 
     def nak(self, seq: int, delivered_as: int, delay_us: int | None, now_us: int) -> bool:
         """A message is to be delivered again, at once or after a delay. Whether that is so."""
-        at = self.position(seq)
+        at = self.pending.position_of(seq)
         if at is None or not self.floor[0] < delivered_as <= self.delivered[0]:
             return False
         if delay_us is None:
@@ -344,14 +285,9 @@ class Consumer:
 
     def progress(self, seq: int, now_us: int) -> None:
         """The subscriber is still working on a message."""
-        if (at := self.position(seq)) is not None:
+        if (at := self.pending.position_of(seq)) is not None:
             self.pending.touch(at, now_us)
             self.is_changed = True
-
-    def position(self, seq: int) -> Longs | None:
-        """Of a pending message among these; None if it is not pending."""
-        at = self.pending.find(np.array([seq], np.int64))
-        return at if at[0] >= 0 else None
 
     # ---- messages that are gone ----
 
@@ -403,17 +339,17 @@ class Consumer:
         if now_us >= self._check_us:
             self._expire(now_us)
         found = []
-        if self.config.is_push and self.active and now_us >= self._heartbeat_us:
+        if self.config.is_push and self.push.active and now_us >= self.push.heartbeat_us:
             found.append(self._idle_heartbeat(self.config.deliver_subject))
-            self._reset_heartbeat(now_us)
+            self.push.reset_heartbeat(self.config, now_us)
         return found
 
     def _waits(self, at: Longs) -> Longs:
         """How long an ack of each of these rows may take."""
         backoff = self.config.backoff
         if not backoff:
-            return np.full(len(at), self.config.ack_wait // _NS_PER_US, np.int64)
-        steps = np.array(backoff, np.int64) // _NS_PER_US
+            return np.full(len(at), self.config.ack_wait // NS_PER_US, np.int64)
+        steps = np.array(backoff, np.int64) // NS_PER_US
         found: Longs = steps[np.minimum(self.pending.at(REDELIVERED, at), len(steps) - 1)]
         return found
 
@@ -453,35 +389,26 @@ class Consumer:
         self.pending.remove(at)
         self.is_changed = True
 
-    def _queue_all(self, now_us: int) -> None:
-        at = self.pending.waiting_positions()
-        if len(at):
-            self._queue_again(at, now_us)
-
     # ---- push ----
 
     def interest(self, is_there: bool, now_us: int) -> None:
         """Whether the deliver subject has a subscriber now."""
-        if is_there != self.active:
-            self.active = is_there
+        if is_there != self.push.active:
+            self.push.active = is_there
             self._used_us = now_us
-            self._reset_heartbeat(now_us)
+            self.push.reset_heartbeat(self.config, now_us)
 
     def confirm_flow(self, reply: str) -> None:
         """The subscriber has received what was sent before this flow control request."""
-        self._flow.confirm(reply)
-
-    def _reset_heartbeat(self, now_us: int) -> None:
-        every_us = self.config.idle_heartbeat // _NS_PER_US
-        self._heartbeat_us = now_us + every_us if every_us else FOREVER_US
+        self.push.flow.confirm(reply)
 
     def _idle_heartbeat(self, to: str) -> Status:
         headers: dict[str, object] = {
             "Nats-Last-Consumer": self.delivered[0],
             "Nats-Last-Stream": self.next_seq - 1,
         }
-        if self._flow.asked:
-            headers["Nats-Consumer-Stalled"] = self._flow.asked
+        if self.push.flow.asked:
+            headers["Nats-Consumer-Stalled"] = self.push.flow.asked
         return status(to, "100 Idle Heartbeat", headers)
 
     # ---- deliveries ----
@@ -489,12 +416,12 @@ class Consumer:
     @property
     def has_takers(self) -> bool:
         """Whether a request waits, or the deliver subject has a subscriber."""
-        return self.active if self.config.is_push else len(self.pulls) > 0
+        return self.push.active if self.config.is_push else len(self.pulls) > 0
 
     @property
     def takes_messages(self) -> bool:
         if self.config.is_push:
-            return self.active and not (self.config.flow_control and self._flow.is_stalled)
+            return self.push.active and not (self.config.flow_control and self.push.flow.is_stalled)
         return len(self.pulls) > 0
 
     def wanted(self) -> Wanted | None:
@@ -511,12 +438,12 @@ class Consumer:
             most = min(most, self.config.max_ack_pending - len(self.pending))
         if len(self.skip):
             return Wanted(self.skip[:most], self.next_seq, 0)
-        return Wanted(_NONE, self.next_seq, most)
+        return Wanted(NO_SEQS, self.next_seq, most)
 
     def _due_again(self, most: int) -> Longs:
         """Sequences to be delivered again; those that were delivered too often are not."""
         if not self.pending.has_queued:
-            return _NONE
+            return NO_SEQS
         again = self.pending.next_queued(most)
         limit = self.config.max_deliver
         if limit > 0:
@@ -558,7 +485,11 @@ class Consumer:
         if self.config.flow_control or self.config.rate_limit_bps or self.pulls.counts_bytes:
             sizes = sizes + self._size_of_ack + _digits(seqs) + _digits(delivered_as) + _digits(times)
             sizes += _digits(np.maximum(left, 0))
-        found = self._to_subject(batch, sizes, now_us) if self.config.is_push else self._to_pulls(sizes, now_us)
+        if self.config.is_push:
+            found = self.push.deliver(self.config, batch, sizes, now_us)
+        else:
+            taken = self.pulls.assign(sizes, now_us)
+            found = Delivery(taken.count, taken.replies, taken.reply_of, statuses=taken.statuses)
         count = found.count
         found.delivered_as, found.times, found.pending = (
             delivered_as[:count],
@@ -582,48 +513,6 @@ class Consumer:
         self.floor = self.delivered
         self.is_changed = True
 
-    def _to_pulls(self, sizes: Longs, now_us: int) -> Delivery:
-        taken = self.pulls.assign(sizes, now_us)
-        return Delivery(taken.count, taken.replies, taken.reply_of, statuses=taken.statuses)
-
-    def _to_subject(self, batch: Batch, sizes: Longs, now_us: int) -> Delivery:
-        count = self._paced(batch, sizes, now_us)
-        found = Delivery(count, [self.config.deliver_subject], np.zeros(count, np.int64))
-        if self.config.flow_control:
-            found.count, asked_after = self._flow.sent(sizes[:count])
-            found.reply_of = found.reply_of[: found.count]
-            if asked_after is not None:
-                request = status(self.config.deliver_subject, "100 FlowControl Request", reply=self._flow.asked)
-                found.statuses.append((asked_after, request))
-        if found.count:
-            self._reset_heartbeat(now_us)
-        return found
-
-    def _paced(self, batch: Batch, sizes: Longs, now_us: int) -> int:
-        """How many of these messages may be sent now, by the rate limit and the times of their publication."""
-        count = len(sizes) if self.active else 0  # the subscriber may have gone while they were read
-        if self._replay_upto and count and int(batch.seqs[0]) <= self._replay_upto:
-            count = self._replayed(batch, now_us)
-        rate = self.config.rate_limit_bps / 8 / 1e6  # bytes in a microsecond
-        if rate and count:
-            fits = int(np.searchsorted(np.cumsum(sizes[:count]), max(1, rate * 100_000))) + 1
-            count = min(count, fits)
-            sent = int(sizes[:count].sum())
-            self._resume_us = max(self._resume_us, now_us) + int(sent / rate)
-        return count
-
-    def _replayed(self, batch: Batch, now_us: int) -> int:
-        """Those that were published within a millisecond after the one before go with it."""
-        times = batch.times_us
-        if self._last_time_us and (pause_us := int(times[0]) - self._last_time_us) > _REPLAY_AT_ONCE_US:
-            self._last_time_us = int(times[0])
-            self._resume_us = now_us + pause_us
-            return 0
-        gaps = np.flatnonzero(np.diff(times) > _REPLAY_AT_ONCE_US)
-        count = int(gaps[0]) + 1 if len(gaps) else len(times)
-        self._last_time_us = int(times[count - 1])
-        return count
-
     def _track(self, seqs: Longs, found: Delivery, is_again: bool, now_us: int) -> None:
         count = len(seqs)
         self.delivered = (self.delivered[0] + count, max(self.delivered[1], int(seqs[-1])))
@@ -643,7 +532,7 @@ class Consumer:
             self.pending.touch(at, now_us)
             self.pending.count_again(at, found.times - 1)
         else:
-            at = _NONE
+            at = NO_SEQS
             self.pending.append(seqs, found.delivered_as, now_us)
         if self.config.ack_wait:
             waits = self._waits(at) if is_again else np.array([self._first_wait_us])
@@ -651,69 +540,12 @@ class Consumer:
 
     @property
     def _first_wait_us(self) -> int:
-        return (self.config.backoff[0] if self.config.backoff else self.config.ack_wait) // _NS_PER_US
+        return (self.config.backoff[0] if self.config.backoff else self.config.ack_wait) // NS_PER_US
 
     def take_acked(self) -> Longs:
         """Sequences that need not be kept any more for this consumer, since the last call."""
         found, self.acked = self.acked, []
-        return np.concatenate(found) if found else _NONE
-
-    def needs(self, seqs: Longs) -> Marks:
-        """Which of these messages, which it reads, it has still to deliver or waits for an ack of."""
-        if self.config.ack_policy == "explicit":
-            found = (seqs >= self.next_seq) | (self.pending.find(seqs) >= 0) | np.isin(seqs, self.skip)
-        else:
-            found = seqs > self.floor[1]
-        if self.exceeded:
-            found |= np.isin(seqs, np.fromiter(self.exceeded, np.int64))
-        return found
-
-
-class _FlowControl:
-    """A subscriber is asked to confirm that it has received what was sent, before much more is sent."""
-
-    __slots__ = (
-        "_asked_at",
-        "_most",
-        "_prefix",
-        "_requests",
-        "_unconfirmed",
-        "asked",
-    )
-
-    def __init__(self, prefix: str) -> None:
-        self.asked = ""
-        self._prefix, self._requests = prefix, 0
-        self._most = FLOW_BYTES // _FIRST_FLOW_SHARE
-        self._unconfirmed = 0
-        self._asked_at = 0
-
-    @property
-    def is_stalled(self) -> bool:
-        return self._unconfirmed > self._most
-
-    def sent(self, sizes: Longs) -> tuple[int, int | None]:
-        """How many of these messages may be sent now, and behind how many of them the subscriber is to be asked."""
-        if not len(sizes):
-            return 0, None
-        sums = self._unconfirmed + np.cumsum(sizes)
-        count = min(len(sizes), int(np.searchsorted(sums, self._most, "right")) + 1)
-        asked_after = None
-        if not self.asked:
-            first = int(np.searchsorted(sums[:count], self._most // 2, "right"))
-            if first < count:
-                self._requests += 1
-                self.asked, self._asked_at = f"{self._prefix}{self._requests}", int(sums[first])
-                asked_after = first + 1
-        self._unconfirmed = int(sums[count - 1])
-        return count, asked_after
-
-    def confirm(self, reply: str) -> None:
-        if reply != self.asked or not reply:
-            return
-        self._most = min(FLOW_BYTES, 2 * self._most)
-        self._unconfirmed = max(0, self._unconfirmed - self._asked_at)
-        self.asked, self._asked_at = "", 0
+        return np.concatenate(found) if found else NO_SEQS
 
 
 def _digits(numbers: Longs) -> Longs:

@@ -108,6 +108,11 @@ class Pending:
         found = (window[at] == seqs) & self._alive[at + self._start]
         return np.where(found, at + self._start, -1)
 
+    def position_of(self, seq: int) -> Longs | None:
+        """The position of one sequence; None if it is not pending."""
+        at = self.find(np.array([seq], np.int64))
+        return at if at[0] >= 0 else None
+
     def found(self, seqs: Longs) -> Longs:
         """The positions of those of these sequences that are pending, each once and ascending."""
         at = np.empty(len(seqs), np.int64)
@@ -216,12 +221,6 @@ class Pending:
         self._queued[at] = False
         self._join()
         self._queue = self._queue[~np.isin(self._queue, seqs)] if len(self._queue) else self._queue
-
-    def requeue_first(self, seqs: Longs) -> None:
-        """They were taken, and not delivered."""
-        at = self.find(seqs)
-        self._queued[at[at >= 0]] = True
-        self._queue = np.concatenate((seqs[at >= 0], self._queue))
 
     def _join(self) -> None:
         if self._fresh:

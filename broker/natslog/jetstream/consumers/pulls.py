@@ -19,8 +19,8 @@ from natslog.jetstream.requests import ApiRequest, Signed, decoded
 
 HasInterest = Callable[[str], bool]
 
-_NS_PER_US = 1000
-_FOREVER_US = 2**62
+NS_PER_US = 1000
+FOREVER_US = 2**62
 
 
 class Status(NamedTuple):
@@ -104,20 +104,20 @@ class Pull:
 
     @classmethod
     def of(cls, reply: str, request: PullRequest, now_us: int) -> Pull:
-        every_us = max(0, request.idle_heartbeat) // _NS_PER_US
+        every_us = max(0, request.idle_heartbeat) // NS_PER_US
         return cls(
             reply,
             request.batch,
             max(0, request.max_bytes),
             request.no_wait,
-            now_us + request.expires // _NS_PER_US if request.expires else _FOREVER_US,
+            now_us + request.expires // NS_PER_US if request.expires else FOREVER_US,
             every_us,
-            now_us + every_us if every_us else _FOREVER_US,
+            now_us + every_us if every_us else FOREVER_US,
         )
 
     @property
     def has_expiry(self) -> bool:
-        return self.expires_us < _FOREVER_US
+        return self.expires_us < FOREVER_US
 
     @property
     def rest(self) -> dict[str, object]:
@@ -165,9 +165,10 @@ class WaitingPulls:
         self._waiting.append(pull)
         return True
 
-    def clear(self) -> list[Pull]:
+    def end(self, line: str) -> list[Status]:
+        """What all of them get when the consumer is deleted, or served by another broker: `line`."""
         pulls, self._waiting = list(self._waiting), _NO_PULLS
-        return pulls
+        return [status(pull.reply, line) for pull in pulls]
 
     @property
     def counts_bytes(self) -> bool:
@@ -186,7 +187,7 @@ class WaitingPulls:
 
     @property
     def due_us(self) -> int:
-        return min((min(pull.expires_us, pull.heartbeat_us) for pull in self._waiting), default=_FOREVER_US)
+        return min((min(pull.expires_us, pull.heartbeat_us) for pull in self._waiting), default=FOREVER_US)
 
     def look(self, now_us: int, heartbeat: Callable[[str], Status], *, at_end: bool, is_stalled: bool) -> list[Status]:
         """Ends what has expired or has no subscriber any more; with `at_end` also the requests that do not wait.

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from natslog.arrow.covered import covered
 from natslog.errors import OffsetOutOfRange
 from natslog.jetstream.consumers.config import ConsumerConfig
-from natslog.jetstream.consumers.machine import Batch, Wanted
+from natslog.jetstream.consumers.deliveries import Batch, Wanted
 from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.stored_messages import last_on, next_on
 from natslog.log import StreamLog

@@ -19,13 +19,14 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from natslog.errors import CorruptLog, OffsetOutOfRange
-from natslog.jetstream.consumers.pending import Longs
+from natslog.jetstream.consumers.pending import Longs, Marks
 from natslog.jetstream.consumers.reading import Rows, covers, rows_of
 from natslog.log.removed import offset_set
 from natslog.log_events import event
 
 if TYPE_CHECKING:
     from natslog.jetstream.consumers.leading import LedConsumers
+    from natslog.jetstream.consumers.machine import Consumer
     from natslog.jetstream.consumers.served import ServedConsumer
     from natslog.log.stream_log import StreamLog
     from natslog.model import StreamRecord
@@ -163,7 +164,7 @@ class Retention:
         for seqs, subjects in rows:
             needed = np.zeros(len(seqs), np.bool_)
             for served in self._led.consumers.values():
-                needed |= covers(subjects, served.record.config.filters) & served.machine.needs(seqs)
+                needed |= covers(subjects, served.record.config.filters) & needs(served.machine, seqs)
             found |= offset_set(seqs[~needed] - 1)
         return found
 
@@ -177,3 +178,14 @@ def _subjects_of(log: StreamLog, seqs: Longs) -> Iterator[Rows]:
     for rows, subjects in rows_of(log, int(offsets[0]), int(offsets[-1]) + 1):
         marks = np.isin(rows, seqs)
         yield rows[marks], subjects.filter(pa.array(marks))
+
+
+def needs(consumer: Consumer, seqs: Longs) -> Marks:
+    """Which of these messages, which the consumer reads, it has still to deliver or waits for an ack of."""
+    if consumer.config.ack_policy == "explicit":
+        found = (seqs >= consumer.next_seq) | (consumer.pending.find(seqs) >= 0) | np.isin(seqs, consumer.skip)
+    else:
+        found = seqs > consumer.floor[1]
+    if consumer.exceeded:
+        found |= np.isin(seqs, np.fromiter(consumer.exceeded, np.int64))
+    return found

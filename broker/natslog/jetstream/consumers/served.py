@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from natslog.errors import CorruptLog, NatslogError
-from natslog.jetstream.consumers.machine import Consumer, Delivery, Reached, Wanted
+from natslog.jetstream.consumers.deliveries import Delivery, Wanted
+from natslog.jetstream.consumers.machine import Consumer, Reached
 from natslog.jetstream.consumers.nak import delay_us_of
 from natslog.jetstream.consumers.pending import Longs
 from natslog.jetstream.consumers.pulls import Status, status
@@ -164,7 +165,7 @@ class ServedConsumer:
         """Waiting requests get this status."""
         if self.is_closed:
             return
-        self.send(self.machine.end(line))
+        self.send(self.machine.pulls.end(line))
         self.is_closed = True
         self._owner.pushing.discard(self)
         if self._pump is not None:
@@ -280,7 +281,7 @@ class ServedConsumer:
         if config.is_push:
             interest = self._owner.leaf.interest
             is_there = interest.has(config.deliver_subject, config.deliver_group or None)
-            if is_there != self.machine.active:
+            if is_there != self.machine.push.active:
                 self.machine.interest(is_there, self._owner.now_us())
                 self.wake()
 

@@ -11,7 +11,7 @@ import msgspec
 
 from natslog.cluster.commands import FinalizeUpgrade, Proposal
 from natslog.cluster.encoding import decode_proposal, decode_state, written_by_newer
-from natslog.consensus import AppendRequest, Entry, Index, Message, Ready, Term
+from natslog.consensus import AppendRequest, Entry, Index, Message, Snapshot, Term
 from natslog.consensus.membership import decode_membership
 
 
@@ -42,25 +42,22 @@ def check_message(message: Message) -> None:
         check_entries(message.entries)
 
 
-def commands_of(entries: Iterable[Entry]) -> list[Proposal]:
-    """Raises UpgradeRequired."""
-    return [proposal for _, proposal in numbered_commands_of(entries)]
-
-
-def numbered_commands_of(entries: Iterable[Entry]) -> list[tuple[Index, Proposal]]:
-    """The same, each with the index of its entry. Raises UpgradeRequired."""
+def commands_of(entries: Iterable[Entry]) -> list[tuple[Index, Proposal]]:
+    """Each with the index of its entry. Raises UpgradeRequired."""
     return [(entry.index, decode_proposal(entry.data)) for entry in entries if entry.kind == "command"]
 
 
-def highest_level(ready: Ready) -> int:
-    """The feature level that the snapshot or a committed command of it brings; 0 where they do not change it.
+def highest_level(snapshot: Snapshot | None, commands: Iterable[tuple[Index, Proposal]]) -> int:
+    """The feature level that the snapshot or one of the commands brings; 0 where they do not change it.
 
     Raises:
-        UpgradeRequired: the snapshot or a command is of a newer version.
+        UpgradeRequired: the snapshot is of a newer version.
     """
-    levels = [0] if ready.snapshot is None else [decode_state(ready.snapshot.data).feature_level]
-    commands = (proposal.command for proposal in commands_of(ready.committed))
-    return max([*levels, *(one.level for one in commands if isinstance(one, FinalizeUpgrade))])
+    level = 0 if snapshot is None else decode_state(snapshot.data).feature_level
+    for _, proposal in commands:
+        if isinstance(proposal.command, FinalizeUpgrade):
+            level = max(level, proposal.command.level)
+    return level
 
 
 class ElapsedTime:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,8 +61,8 @@ from natslog.node.metadata.entries import (
     Request,
     check_entries,
     check_message,
+    commands_of,
     highest_level,
-    numbered_commands_of,
 )
 from natslog.node.metadata.raft_store import RaftStore
 
@@ -193,13 +193,14 @@ class MetadataGroup:
             await self._news.wait()
             self._news.clear()
             while (ready := self.raft.ready()) is not None:
-                if (level := highest_level(ready)) > self.state.feature_level:
+                commands = commands_of(ready.committed)
+                if (level := highest_level(ready.snapshot, commands)) > self.state.feature_level:
                     await loop.run_in_executor(self._saver, self._raise_level, level)
                 if ready.must_sync:
                     await loop.run_in_executor(self._saver, self._save, ready)
                 if not self.disk.hangs:
                     self._send(list(ready.messages))
-                self._apply(ready)
+                self._apply(ready, commands)
                 self.raft.advance(ready)
                 self._confirm(ready)
                 if self.raft.applied - self._compacted >= _COMPACT_EVERY:
@@ -223,7 +224,8 @@ class MetadataGroup:
     def _save(self, ready: Ready) -> None:
         self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
 
-    def _apply(self, ready: Ready) -> None:
+    def _apply(self, ready: Ready, commands: Iterable[tuple[Index, Proposal]]) -> None:
+        """`commands`: the committed ones of it."""
         level = self.state.feature_level
         if ready.snapshot is not None:
             self.state = decode_state(ready.snapshot.data)
@@ -231,7 +233,7 @@ class MetadataGroup:
             for proposal_id in list(self._waiting):
                 if (outcome := self.state.outcome_of(proposal_id)) is not None:
                     self._complete(proposal_id, outcome)
-        for index, proposal in numbered_commands_of(ready.committed):
+        for index, proposal in commands:
             outcome = self.changes.decide(self.state, index, proposal)
             logger.debug("metadata: %s → %s", proposal.command, outcome)
             self._complete(proposal.id, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from natslog.cluster.stream_changes import importing
 from natslog.errors import NatslogError, StreamPaused, StreamSealed
 from natslog.log import ReplicaLog
-from natslog.log.visibility import Expiry, Rule
+from natslog.log.rules import Expiry, Rule
 from natslog.model import Epoch, StreamRecord
 
 

@@ -12,7 +12,7 @@ import pytest
 from natslog.ingest.batches import BatchBuilder
 from natslog.ingest.conditions import conditions_of
 from natslog.ingest.dedupe import NEW
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from natslog.node.writes.admission import REFUSED, refusals_of
 from natslog.node.writes.last_of_subjects import LastOfSubjects

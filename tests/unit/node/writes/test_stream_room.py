@@ -11,7 +11,7 @@ import pytest
 from natslog.errors import LimitReached
 from natslog.log import ReplicaLog
 from natslog.log.removed import offset_range
-from natslog.log.visibility import Rule
+from natslog.log.rules import Rule
 from natslog.model import Epoch
 from natslog.node.writes.stream_room import StreamRoom
 from natslog.wire.frames import FrameParser
