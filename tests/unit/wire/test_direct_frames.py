@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.jetstream import direct
-from natslog.jetstream.api import _frame
+from natslog.jetstream.direct import frame
 from natslog.subjects import has_wildcard
 from natslog.wire import native
 from natslog.wire.direct_frames import (
@@ -190,7 +190,7 @@ def test_frames_of_answers_are_those_of_the_plain_path(
         answer = direct.Answer(b"not found") if which < 0 else plain[which]
         if len(answer.headers) + len(answer.payload) > most_bytes:
             answer = direct.Answer(b"too large")
-        expected.append(_frame(replies[at], answer))
+        expected.append(frame(replies[at], answer))
     places = np.where(number[:, None] < 0, np.array([-1, 0, 0]), answers.places[number])
     texts = texts_of(pa.array(replies, pa.binary()))
     chosen = Answers(places, answers.data)
