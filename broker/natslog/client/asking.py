@@ -26,19 +26,15 @@ from natslog import tracing
 from natslog.client.bounded import MOST_BODY_BYTES, BoundedPools, most_bytes
 from natslog.client.credentials import Members, origin_of, read_token
 from natslog.client.epochs import LeaderEpochs, stated_in
+from natslog.client.rounds import Rounds
 from natslog.config import DEFAULT_SERVER_URL
 from natslog.errors import (
     BrokerUnavailable,
     ConfigError,
     CorruptAnswer,
     InvalidRequest,
-    MetadataUnavailable,
     NatslogError,
-    NoLeader,
-    NotLeader,
-    NotMetadataLeader,
     OffsetOutOfRange,
-    PartsUnavailable,
     Unauthorized,
     from_json,
 )
@@ -47,12 +43,10 @@ from natslog.urls import without_secrets
 _CONNECT_TIMEOUT_S = 3.0
 _LEAST_TIMEOUT_S = 1.0
 _MOST_REDIRECTS = 3
-LONGEST_WAIT = 8  # times the retry interval
 LEADER_WITHIN_S = 15.0
 _ASK_EACH_WITHIN_S = 2.0
 _ASKED_LAST_S = 15.0
 _ASKED_LAST_WAITS = 10  # times the wait for the missing response: a paused broker takes at most a tenth of the time
-_MOST_WAIT_S = 30.0
 _NEED_TOKEN = (401, 403)
 _OF_A_PROXY = (502, 503, 504)
 _TOKEN_NOT_SENT = (
@@ -62,7 +56,6 @@ _TOKEN_NOT_SENT = (
 _TRANSPORT_ERRORS = (urllib3.exceptions.HTTPError, OSError)
 _NAMED_CONNECTION = re.compile(r"^\w+\(host=.*?, port=\d+\): ")
 """What urllib3 begins its texts with; natslog states the URL itself."""
-_LEADERLESS = (NoLeader, NotLeader, NotMetadataLeader, MetadataUnavailable)
 
 
 _silent_until: dict[str, float] = {}
@@ -216,20 +209,17 @@ class Asker:
         named = dict(headers)
         if method != "GET":
             named["Natslog-Request-Id"] = secrets.token_hex(16)  # a retry is applied once
-        problem, answered, attempt, started, asked_to_wait_s = "", "", 0, time.monotonic(), 0.0
-        sent, has_new_token = self._token(), False
-        patient_until, parts_until = started + self.options.patience_s, started + parts_within_s
-        while attempt <= self.options.retries + has_new_token or time.monotonic() < patient_until:
-            if attempt:
+        rounds, token = self._rounds(parts_within_s), self._token()
+        while (pause_s := rounds.pause_s(time.monotonic())) is not None:
+            if rounds.count:
                 if self._left_for_first_s() <= 0:
                     break
-                time.sleep(max(asked_to_wait_s, self.options.retry_interval_s * min(2 ** (attempt - 1), LONGEST_WAIT)))
-            attempt, asked_to_wait_s, answered = attempt + 1, 0.0, ""
+                time.sleep(pause_s)
+            rounds.begin()
             for place, server in enumerate(servers):
-                asked_at, status = time.monotonic(), 0
+                began_s, status = time.monotonic(), 0
                 try:
-                    share_s = self._left_for_first_s() / (len(servers) - place)  # one that hangs leaves time for others
-                    within_s = min(timeout_s or self.options.timeout_s, max(_LEAST_TIMEOUT_S, share_s))
+                    within_s = self._within_s(timeout_s, len(servers) - place)
                     most_bytes.set(most_body_bytes)  # each time: the judge may have sent another request
                     response = self._send(method, server + path, query, body, within_s, named)
                     _silent_until.pop(server, None)
@@ -239,33 +229,48 @@ class Asker:
                         return response
                 except CorruptAnswer as failure:  # of the judge, or it is too large
                     error = failure
-                except RedirectFailed as failure:  # the leader failed: another one is being chosen
-                    problem, patient_until = str(failure), max(patient_until, started + LEADER_WITHIN_S, parts_until)
+                except RedirectFailed as failure:
+                    rounds.redirect_failed(str(failure))
                     continue
                 except _TRANSPORT_ERRORS as failure:
-                    problem = f"{without_secrets(server)}: {_reason(failure)}{self._advice(server, failure)}"
-                    patient_until = max(patient_until, parts_until)
-                    _ask_last(server, waited_s=time.monotonic() - asked_at)
+                    rounds.unreachable(f"{without_secrets(server)}: {_reason(failure)}{self._advice(server, failure)}")
+                    _ask_last(server, waited_s=time.monotonic() - began_s)
                     continue
-                if isinstance(error, Unauthorized) and self._has_another_token(sent):
-                    problem, sent, has_new_token = error.message, self._token(), True
-                    continue  # the file was replaced: the next request uses the new token
-                if not error.retriable:
+                if isinstance(error, Unauthorized) and self._has_another_token(token):
+                    token = self._token()  # the file was replaced
+                    rounds.token_replaced(error.message)
+                elif error.retriable:
+                    rounds.refused(without_secrets(server), error, status=status)
+                else:
                     raise error
-                answered = f"{without_secrets(server)}: {error.message}"
-                asked_to_wait_s = max(asked_to_wait_s, _wait_of(error))
-                if 0 < status < 400 or isinstance(error, _LEADERLESS):
-                    patient_until = max(patient_until, started + LEADER_WITHIN_S, parts_until)
-                elif isinstance(error, PartsUnavailable):
-                    patient_until = max(patient_until, parts_until)
-            problem = answered or problem  # what a broker responds says more than that another one cannot be reached
+            rounds.end()
+        raise self._unanswered(f"{method} {path}", servers, rounds)
+
+    def _rounds(self, parts_within_s: float) -> Rounds:
+        options = self.options
+        return Rounds(
+            retries=options.retries,
+            retry_interval_s=options.retry_interval_s,
+            patience_s=options.patience_s,
+            leader_within_s=LEADER_WITHIN_S,
+            parts_within_s=parts_within_s,
+            now_s=time.monotonic(),
+        )
+
+    def _within_s(self, timeout_s: float | None, servers_left: int) -> float:
+        """For one server: one that does not answer leaves time for the others."""
+        share_s = self._left_for_first_s() / servers_left
+        return min(timeout_s or self.options.timeout_s, max(_LEAST_TIMEOUT_S, share_s))
+
+    def _unanswered(self, request: str, servers: Sequence[str], rounds: Rounds) -> BrokerUnavailable:
         shown = list(map(without_secrets, servers))
-        what = f"no broker answered {method} {path}; last error: {problem}"
-        advice = "" if answered else ". Check that `natslog dev` or `natslog server` is running there"
+        advice = "" if rounds.has_answer else ". Check that `natslog dev` or `natslog server` is running there"
         if self._left_for_first_s() > 0:
-            raise BrokerUnavailable(what + advice, servers=shown)
-        what = f"{' and '.join(shown)} did not answer within {self.options.first_answer_within_s:.0f} s: {problem}"
-        raise BrokerUnavailable(what + advice, servers=shown, answered=False)
+            what = f"no broker answered {request}; last error: {rounds.problem}"
+            return BrokerUnavailable(what + advice, servers=shown)
+        within_s = self.options.first_answer_within_s
+        what = f"{' and '.join(shown)} did not answer within {within_s:.0f} s: {rounds.problem}"
+        return BrokerUnavailable(what + advice, servers=shown, answered=False)
 
     def _left_for_first_s(self) -> float:
         """What is left of the time for the first answer; infinite after it."""
@@ -432,12 +437,6 @@ def _encoded(body: Any) -> tuple[Any, dict[str, str]]:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request cannot be written as JSON ({error}): correct its values") from error
     return text.encode(), {"Content-Type": "application/json"}
-
-
-def _wait_of(error: NatslogError) -> float:
-    """How long the broker asks this client to wait before it repeats the request, in seconds."""
-    stated = error.facts.get("retry_after_s")
-    return min(float(stated), _MOST_WAIT_S) if isinstance(stated, int | float) and stated > 0 else 0.0
 
 
 def _ask_last(server: str, *, waited_s: float) -> None:
