@@ -233,7 +233,7 @@ class Committed:
 
 
 class Stream:
-    """The stream, as far as `LedConsumers` sees it."""
+    """The stream, as far as `LedConsumers` sees it; also its connection, and its companion log."""
 
     name = "s"
 
@@ -241,6 +241,7 @@ class Stream:
         self._host = host
         self.consumers = host.committed.records
         self.watchers: set[Any] = set()
+        self.nats = self.companion = self
 
     @property
     def record(self) -> Any:
@@ -264,7 +265,7 @@ class Stream:
         self._host.answered(replies)
         return True
 
-    async def append_companion(self, records: list[Record]) -> None:
+    async def append(self, records: list[Record]) -> None:
         """What is committed stays, also if the leader crashes meanwhile, or gets an error."""
         host, chance = self._host, self._host.world.random
         states = any(kind == consumer_records.STATE for kind, _ in records)

@@ -92,7 +92,7 @@ def _frames(answers: list[str]) -> bytes:
 async def answered_at_once(self: LedConsumers) -> None:
     """Acks are answered before they are stored."""
     answers, self._answers = self._answers, []
-    await self.stream.send(_frames(answers))
+    await self.stream.nats.send(_frames(answers))
     await _store(self)
 
 
@@ -102,7 +102,7 @@ async def answered_although_failed(self: LedConsumers) -> None:
         await _store(self)
     except NatslogError:
         answers, self._answers = self._answers, []
-        await self.stream.send(_frames(answers))
+        await self.stream.nats.send(_frames(answers))
         raise
 
 
@@ -114,13 +114,13 @@ async def answered_last(self: LedConsumers) -> None:
         held.append(protocol)
         return True
 
-    stream: Any = self.stream
-    stream.send = hold
+    nats: Any = self.stream.nats
+    nats.send = hold
     try:
         await _store(self)
     finally:
-        del stream.send
-    await stream.send(b"".join(held))
+        del nats.send
+    await nats.send(b"".join(held))
 
 
 def stored_late(self: Led, served: Any) -> Record:

@@ -14,10 +14,10 @@ from random import Random
 
 import msgspec
 
-from natslog.cluster.damage import Losses, OffsetRange, RangeRepair, Remedy, remedy_for
+from natslog.cluster.damage import Fetch, GiveUp, Losses, OffsetRange, RangeRepair, Remedy, remedy_for
 from natslog.errors import BrokerUnavailable, CorruptLog
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
-from tests.sim.raft_checker import require
+from tests.sim.raft_checker import Violation, require
 
 ROWS, SEGMENT_ROWS, MOST_ROWS = 24, 6, 3
 STEPS = 120
@@ -46,10 +46,9 @@ class SimReplica:
         """A few rows, for another replica."""
         if not self.is_connected:
             raise BrokerUnavailable("no answer")
-        if (damaged := self.damage_from(start, start + 1)) is not None:
-            damaged = self.damage_from(start, end)
-            assert damaged is not None
-            raise CorruptLog("damaged here, too", start=damaged[0], end=damaged[1])
+        damaged = self.damage_from(start, end)
+        if damaged is not None and damaged[0] == start:
+            raise CorruptLog("damaged here, too", start=start, end=damaged[1])
         rows = self.rows[start : min(end, start + MOST_ROWS)]
         return [row for row in rows[: rows.index(None) if None in rows else None] if row is not None]
 
@@ -141,14 +140,9 @@ class DamageWorld:
             while (damaged := replica.damage_from(at, upto)) is not None:
                 if replica.known.isdisjoint(range(*damaged)) and not accepts_loss:
                     break
-                repair = RangeRepair(damaged, [one.me for one in others])
-                self._fetch(repair, fixed)
-                while (without_copy := repair.without_copy) is not None and accepts_loss:
-                    self._require_lost(others, without_copy)
-                    fixed[without_copy[0] : without_copy[1]] = [REMOVED] * (without_copy[1] - without_copy[0])
-                    lost.append(without_copy)
-                    repair.give_up()
-                    self._fetch(repair, fixed)
+                repair = RangeRepair(damaged, [one.me for one in others], accepts_loss=accepts_loss)
+                self._perform(repair, others, fixed)
+                lost += repair.lost
                 if repair.without_copy is not None:
                     self._require_lost(others, repair.without_copy)
                     replica.losses.note(repair.without_copy)
@@ -160,17 +154,22 @@ class DamageWorld:
                 replica.losses.resolved((first, upto), lost)
                 replica.known -= set(range(first, upto))
 
-    def _fetch(self, repair: RangeRepair, rows: list[int | None]) -> None:
-        while (request := repair.request) is not None:
-            broker, start, end = request
-            try:
-                piece = self.replicas[broker].piece(start, end)
-            except (BrokerUnavailable, CorruptLog) as error:
-                repair.refused(error)
-            else:
-                require(bool(piece), "an answer has a row")
-                rows[start : start + len(piece)] = piece
-                repair.fetched(start + len(piece))
+    def _perform(self, repair: RangeRepair, others: list[SimReplica], rows: list[int | None]) -> None:
+        while (step := repair.next_step()) is not None:
+            match step:
+                case GiveUp(lost=lost):
+                    self._require_lost(others, lost)
+                    rows[lost[0] : lost[1]] = [REMOVED] * (lost[1] - lost[0])
+                    repair.given_up()
+                case Fetch(broker=broker, start=start, end=end):
+                    try:
+                        piece = self.replicas[broker].piece(start, end)
+                    except (BrokerUnavailable, CorruptLog) as error:
+                        repair.refused(error)
+                    else:
+                        require(bool(piece), "an answer has a row")
+                        rows[start : start + len(piece)] = piece
+                        repair.fetched(start + len(piece))
 
     @staticmethod
     def _require_lost(others: list[SimReplica], lost: OffsetRange) -> None:
@@ -185,6 +184,6 @@ def first_red(seeds: int) -> tuple[int, str] | None:
     for seed in range(seeds):
         try:
             DamageWorld(seed).run()
-        except Exception as error:
+        except Violation as error:
             return seed, f"{type(error).__name__}: {error}"
     return None

@@ -11,6 +11,7 @@ accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -47,6 +48,22 @@ def range_of(error: NatslogError) -> OffsetRange | None:
     return start, end
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Request the beginning of `[start, end)` from this replica. Answered by `fetched` or `refused`."""
+
+    broker: BrokerId
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Put removed offsets in the place of this range: its loss was accepted. Answered by `given_up`."""
+
+    lost: OffsetRange
+
+
 class RangeRepair:
     """The repair of one damaged range: it is requested part by part, from one replica after the other. What one replica
     lacks at one place, another one may have: so ranges that are damaged at different places of two replicas are
@@ -54,17 +71,20 @@ class RangeRepair:
 
     Args:
         others: the replicas to request it from, the best first.
+        accepts_loss: what no replica has is given up.
 
     Attributes:
-        problem: why it cannot be fetched now; None while it goes on, or when all is fetched.
-        without_copy: the part that no other replica has undamaged, as all of them answered.
+        problem: why it cannot be fetched now. without_copy: the part that no other replica has undamaged, as all of
+            them answered. The repair ends with either one; otherwise, when all is fetched or given up.
+        lost: what was given up.
     """
 
-    def __init__(self, missing: OffsetRange, others: Sequence[BrokerId]) -> None:
+    def __init__(self, missing: OffsetRange, others: Sequence[BrokerId], *, accepts_loss: bool = False) -> None:
         self._start, self._end = missing
-        self._others = others
+        self._others, self._accepts_loss = others, accepts_loss
         self.problem: NatslogError | None = None
         self.without_copy: OffsetRange | None = None
+        self.lost: list[OffsetRange] = []
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -74,18 +94,19 @@ class RangeRepair:
         if not self._left and self._start < self._end:
             self.without_copy = (self._start, self._end)
 
-    @property
-    def request(self) -> tuple[BrokerId, int, int] | None:
-        """The replica to request from, and the range; None: nothing more is to be requested."""
-        is_over = self._start >= self._end or self.problem is not None or self.without_copy is not None
-        return None if is_over else (self._left[0], self._start, self._end)
+    def next_step(self) -> Fetch | GiveUp | None:
+        """None: it has ended."""
+        if self.without_copy is not None:
+            return GiveUp(self.without_copy) if self._accepts_loss else None
+        is_over = self._start >= self._end or self.problem is not None
+        return None if is_over else Fetch(self._left[0], self._start, self._end)
 
     def fetched(self, upto: int) -> None:
         """The answer has what lies below this offset."""
         self._start = upto
 
     def refused(self, error: NatslogError) -> None:
-        """Of the replica that was requested."""
+        """By the replica that was requested."""
         self._left.pop(0)
         self._refusals.append(error)
         if self._left:
@@ -100,9 +121,9 @@ class RangeRepair:
         ends = (error.facts.get("end", self._end) for error in self._refusals)
         self.without_copy = self._start, min([self._end, *(one for one in ends if one > self._start)])
 
-    def give_up(self) -> None:
-        """The loss of `without_copy` is accepted: what lies behind it is requested."""
+    def given_up(self) -> None:
         assert self.without_copy is not None, "only what no replica has is given up"
+        self.lost.append(self.without_copy)
         self._start, self.without_copy = self.without_copy[1], None
         self._begin_round()
 

@@ -144,7 +144,7 @@ class JetStreamApi:
         await self.consumers.end_all("409 Server Shutdown")
         answering = (self._answering, self._groups.tasks)
         await asyncio.gather(*(one.ended(within_s=1.0) for one in answering))
-        await asyncio.gather(*(one.stop() for one in answering))
+        await asyncio.gather(*(one.stop(within_s=1.0) for one in answering))
         self._state = self.served = "off"
 
     async def _detach(self) -> None:

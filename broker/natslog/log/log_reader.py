@@ -235,7 +235,7 @@ class LogReader:
     def stored_rows(
         self, start: int, end: int, *, prove: bool = False, columns: tuple[str, ...] | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """See `visibility.StoredRows`: also of messages that are hidden, or not committed yet.
+        """See `applied_rules.StoredRows`: also of messages that are hidden, or not committed yet.
 
         Args:
             columns: those that are needed, with `offset` as the first one; None: all.

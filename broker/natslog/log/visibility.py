@@ -378,8 +378,9 @@ class Visibility:
         try:
             content = read_checked(self._path, _FILE, 1)
             if content is not None and log_start_offset <= content["applied"] <= high_watermark:
+                rules_version = int(content["rules_version"])
                 self._applied.take_over(content, str(self._path))
-                self.rules_version, self._stored = int(content["rules_version"]), self.applied
+                self.rules_version, self._stored = rules_version, self.applied
         except (CorruptLog, ValueError, KeyError, IndexError, TypeError) as error:
             why = error.message if isinstance(error, NatslogError) else f"{self._path} cannot be read ({error})"
             logger.error("%s. It is made again from the log", why, extra=event("log.file_damaged", path=self._path))

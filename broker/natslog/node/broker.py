@@ -78,6 +78,7 @@ LeafState = Literal["off", "up", "down"]
 _WRITER_THREADS = 8
 _READER_THREADS = 8
 _STOP_WITHIN_S = 12.0
+_CANCELLED_WITHIN_S = 1.0  # of those; a request that waits for a thread ends with it
 _TRANSFER_WITHIN_S = 10.0  # of those
 _BARRIER_WITHIN_S = 2.0
 _POLL_S = 0.05
@@ -340,7 +341,7 @@ class Broker:
         if self.leaf is not None:
             await self.leaf.close()
         await self.link.close()
-        await self._requested.stop()
+        await self._requested.stop(within_s=_CANCELLED_WITHIN_S)
         for problem in problems:
             logger.error("error while stopping: %s", problem, exc_info=problem, extra=event("broker.stop_failed"))
         if not problems and self.has_started and self.failed is None:

@@ -60,8 +60,15 @@ class Supervisor:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
 
-    async def stop(self) -> None:
-        """Cancels all tasks. Returns when they have ended: what they used may be closed then."""
-        for task in self._tasks:
-            task.cancel()
-        await self.ended()
+    async def stop(self, within_s: float | None = None) -> None:
+        """Cancels all tasks, also those that start meanwhile. Returns when they have ended, so that what they used may
+        be closed; or after this time, because a task that waits for a thread ends with it.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                while self._tasks:
+                    for task in self._tasks:
+                        task.cancel()
+                    await asyncio.wait(self._tasks)
+        except TimeoutError:
+            return

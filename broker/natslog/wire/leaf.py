@@ -70,7 +70,7 @@ class LeafLink:
             `interest` was changed. Not called for what exists before `on_state(True)`, or ends by `on_state(False)`.
 
     Attributes:
-        interest: which subjects have subscribers; to be used while the link is up. on_interest: as above; may be set.
+        interest: which subjects have subscribers; to be used while the link is up.
         connections: how often one was made; if it has not changed, no sent data was lost. shown_url: the URLs without
         user and password. problem: why there is no connection, for a person; empty while it is up, or not yet tried.
 

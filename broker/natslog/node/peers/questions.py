@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from natslog.errors import NatslogError, Overloaded
+from natslog.errors import NatslogError, Overloaded, ShuttingDown
 from natslog.log_events import event
 from natslog.node.peers.messages import MAX_VALUE_BYTES, Answered, Ask, Frame, Payload, decode_value
 from natslog.node.supervisor import Supervisor
@@ -17,6 +17,7 @@ from natslog.request_ids import handling
 logger = logging.getLogger("natslog.cluster")
 
 _MOST_QUESTIONS = 1024
+_CANCELLED_WITHIN_S = 1.0
 
 Reply = Callable[[Frame, Payload | None], None]
 Answerer = Callable[..., Awaitable[Any]]
@@ -34,9 +35,13 @@ class Questions:
     def __init__(self, broker: Answering) -> None:
         self._broker = broker
         self._tasks = Supervisor(_log_bug)
+        self._is_stopping = False
 
     def received(self, ask: Ask, reply: Reply) -> None:
         """Answers on the link from which the request was received."""
+        if self._is_stopping:
+            reply(_failure(ask, ShuttingDown("this broker is shutting down")), None)
+            return
         if len(self._tasks) >= _MOST_QUESTIONS:
             reply(_failure(ask, Overloaded("too many requests at once")), None)
             return
@@ -59,7 +64,9 @@ class Questions:
         return _answered(ask, msgspec.json.encode(result))
 
     async def stop(self) -> None:
-        await self._tasks.stop()
+        """No more requests are answered. Those that wait for a thread end with it."""
+        self._is_stopping = True
+        await self._tasks.stop(within_s=_CANCELLED_WITHIN_S)
 
 
 def _log_bug(task: str, error: BaseException) -> None:

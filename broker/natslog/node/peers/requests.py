@@ -35,9 +35,13 @@ class Requests:
         return await link.ask(what, within_s, **arguments)
 
     async def ask_if_up(self, broker: BrokerId | None, what: str, within_s: float, **arguments: Any) -> Any | None:
-        """The same; None where it does not answer, or refuses: a broker of a version before has no such answer."""
+        """The same; None where another broker does not answer, or refuses: one of a version before has no such answer.
+        Raises the errors of this broker.
+        """
         if broker is None:
             return None
+        if broker == self._me:
+            return await self.ask(broker, what, within_s, **arguments)
         try:
             return await self.ask(broker, what, within_s, **arguments)
         except NatslogError as error:

@@ -146,7 +146,8 @@ class Companion:
                     driver.progress()  # a proposal that is lost is made again by a tick
                     await driver.reconciled.wait()
         except TimeoutError as error:
-            problem = replica.problem
+            failures = (log.failure for log in (driver.log, self.files) if log is not None)
+            problem = replica.problem or next((failure for failure in failures if failure is not None), None)
             raise NoLeader(
                 f"the companion log of stream {driver.name!r} could not be created in time, and nothing was changed: "
                 f"repeat the request{'' if problem is None else '. ' + problem.message}",

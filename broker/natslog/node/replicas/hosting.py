@@ -1,8 +1,8 @@
 """The replicas of this broker: created from the metadata, called with the time, closed, deleted.
 
 Theory of operation. After commands were applied, every record that has changed is passed to the local replica
-(`reconcile`), whose state machine decides the next steps (`cluster.replica`); `stream.HostedStream` executes them. Four
-times a second every replica that is not quiet is called with the time (`cluster.calm`).
+(`reconcile`), whose state machine decides the next steps (`cluster.replica`, executed by `step_executor`). Four times a
+second every replica that is not quiet is called with the time (`cluster.calm`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from natslog.cluster.damage import OffsetRange, RangeRepair
+from natslog.cluster.damage import Fetch, GiveUp, OffsetRange, RangeRepair
 from natslog.errors import (
     BrokerUnavailable,
     CorruptLog,
@@ -148,17 +148,13 @@ class RangeRepairs:
         with FetchedBatches(log.folder) as fetched:
             for start, end in ranges:
                 start = await in_thread(self._readers, _pass_unreadable, log, fetched, start, end)
-                repair = RangeRepair((start, end), others)
-                await self._fetch(stream, fetched, repair)
-                while (without_copy := repair.without_copy) is not None:
-                    if not accepts_loss:
-                        raise _NotRepairable(without_copy)
-                    lost.append(without_copy)
-                    await in_thread(self._readers, _give_up, log, fetched, *without_copy)
-                    repair.give_up()
-                    await self._fetch(stream, fetched, repair)
+                repair = RangeRepair((start, end), others, accepts_loss=accepts_loss)
+                await self._fetch(stream, log, fetched, repair)
+                if repair.without_copy is not None:
+                    raise _NotRepairable(repair.without_copy)
                 if repair.problem is not None:
                     raise repair.problem
+                lost += repair.lost
             if not await in_thread(self._readers, log.replace_sealed, segment, end_offset, fetched):
                 return []
         log.scrub.accept(lost)
@@ -204,14 +200,18 @@ class RangeRepairs:
                 ),
             )
 
-    async def _fetch(self, stream: HostedStream, fetched: FetchedBatches, repair: RangeRepair) -> None:
-        """As much of the range as other replicas give."""
-        while (request := repair.request) is not None:
-            broker, start, end = request
-            try:
-                repair.fetched(fetched.add(await self._batch(broker, stream.id, start, end), start, end))
-            except NatslogError as error:
-                repair.refused(error)
+    async def _fetch(self, stream: HostedStream, log: ReplicaLog, fetched: FetchedBatches, repair: RangeRepair) -> None:
+        """Until the repair of the range has ended."""
+        while (step := repair.next_step()) is not None:
+            match step:
+                case GiveUp(lost=lost):
+                    await in_thread(self._readers, _give_up, log, fetched, *lost)
+                    repair.given_up()
+                case Fetch(broker=broker, start=start, end=end):
+                    try:
+                        repair.fetched(fetched.add(await self._batch(broker, stream.id, start, end), start, end))
+                    except NatslogError as error:
+                        repair.refused(error)
 
     async def _batch(self, broker: BrokerId, stream_id: StreamId, start: int, end: int) -> bytes:
         if (link := self._cluster.link_to(broker)) is None:

@@ -173,10 +173,13 @@ class ReplicaDriver:
 
     # ---- damage ----
 
-    def note_damage(self, error: NatslogError, *, is_companion: bool = False) -> None:
-        """Data on disk is damaged. From any thread."""
+    def note_damage(self, error: NatslogError, *, found_in: ReplicatedLog | None = None) -> None:
+        """Data on disk is damaged. From any thread. Args: found_in: None: the log of messages that is open then."""
 
         def note() -> None:
+            if found_in is not None and found_in not in self.replicated:
+                return
+            is_companion = found_in is not None and found_in.is_companion
             log = None if is_companion else self.log
             is_sealed = log is not None and _is_in_sealed_segment(log, error)
             remedy = remedy_for(error, self.record, self.me, is_in_sealed_segment=is_sealed)
@@ -276,10 +279,10 @@ class ReplicaDriver:
         services = self.services
         match notice:
             case Follow(leader=leader):
-                for one in self._replicated:
+                for one in self.replicated:
                     services.host.follow(leader, one)
             case Unfollow():
-                for one in self._replicated:
+                for one in self.replicated:
                     services.host.forget(one)
             case Propose(command=command):
                 services.proposals.propose(command)
@@ -296,7 +299,7 @@ class ReplicaDriver:
                 assert_never(notice)
 
     @property
-    def _replicated(self) -> list[ReplicatedLog]:
+    def replicated(self) -> list[ReplicatedLog]:
         """The logs that are open."""
         companion = self.companion.log
         both = self.steps.messages, None if companion is None else companion.replicated
@@ -361,7 +364,7 @@ class ReplicaDriver:
             logger.info(
                 "stream %s: this broker stopped leading", self.name, extra=event("stream.released", stream=self.name)
             )
-        for one in self._replicated:
+        for one in self.replicated:
             one.mark_sessions()
         self.wake()
 

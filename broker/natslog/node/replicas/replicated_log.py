@@ -81,8 +81,8 @@ class ReplicatedLog:
         return is_at_tail(self.log, offset)
 
     def note_damage(self, error: NatslogError) -> None:
-        """From any thread."""
-        self._driver.note_damage(error, is_companion=self.is_companion)
+        """From any thread. Nothing is done if this log is closed by then: another one may be open in its place."""
+        self._driver.note_damage(error, found_in=self)
 
     # ---- leading: for the sessions of followers ----
 
@@ -148,7 +148,9 @@ class ReplicatedLog:
 
         Raises:
             CorruptAnswer: they are none. StorageFull, StorageFailed: they could not be stored.
+            ShuttingDown: the log was closed meanwhile.
         """
+        self._require_open()
         try:
             found = StoredIds.from_bytes(data)
         except ValueError as error:
@@ -157,8 +159,13 @@ class ReplicatedLog:
             await self._driver.in_thread(self.log.ids.adopt, found)
         except OSError as error:
             raise storage_error(error, f"stream {self.name!r}: message ids could not be stored") from error
+        self._require_open()
         await self._driver.steps.forget_prepared()  # it lacks them
         self._replica.adopted_ids(epoch, serial)
+
+    def _require_open(self) -> None:
+        if self not in self._driver.replicated:
+            raise ShuttingDown(f"the log of {self.name} was closed")
 
     async def answered(self, epoch: Epoch, verdict: Verdict, append: Append | None, high_watermark: int) -> bool:
         """Processes a leader's answer. Returns whether the log has changed, so that the position is to be sent at once.
@@ -169,7 +176,7 @@ class ReplicatedLog:
         Raises:
             NatslogError: the log could not be changed; it is asked for again later.
         """
-        if self._is_to_roll():
+        if self._is_to_roll() and (append is not None or not self.is_companion):
             append = self._append_to_new_segment(append)
         step = self._replica.answered(
             epoch,

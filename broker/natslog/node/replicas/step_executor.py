@@ -91,7 +91,10 @@ class StepExecutor:
             case Repair(messages=messages, companion=of_companion):
                 await self._repair(messages, of_companion)
             case Close():
-                log, self.messages = self._log(), None
+                log = self._log()
+                for one in driver.replicated:
+                    one.mark_sessions()  # followers request from another leader
+                self.messages = None
                 await companion.close_log()
                 await driver.in_thread(log.close)
             case BeginEpoch(epoch=epoch):

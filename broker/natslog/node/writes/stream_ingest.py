@@ -25,7 +25,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
 
 from natslog import tracing
 from natslog.errors import NatslogError, Overloaded, ShuttingDown
@@ -191,13 +190,17 @@ class StreamIngest:
         size_bytes = self.ack_rules.plain_bytes(frames, QUICK_BYTES if max_bytes is None else max_bytes)
         if not 0 < size_bytes <= QUICK_BYTES or not self._memory.fits(size_bytes) or self.why_not() is not None:
             return False
-        rows, now_us = len(frames.rows), self.stream_time.now_us()
-        commit = partial(self._commits.of_plain, frames, size_bytes, now_us, time.monotonic())
-        if not self._writer.commit_at_once(rows, now_us, commit):
+        rows = len(frames.rows)
+        if self._writer.is_to_wait(rows):
             return False
-        self.stats.received += rows
-        self.stats.received_bytes += size_bytes
-        return True
+        now_us = self.stream_time.now_us()
+
+        def commit() -> Outcome:
+            self.stats.received += rows
+            self.stats.received_bytes += size_bytes
+            return self._commits.of_plain(frames, size_bytes, now_us, time.monotonic())
+
+        return self._writer.commit_at_once(rows, now_us, commit)
 
     def _gather_wanted(self, frames: Frames) -> None:
         """What can be stored of the frames goes to the writer; the rest is refused."""

@@ -11,7 +11,7 @@ from natslog.node.writes.refusals import Refusals
 
 
 class WaitingAcks:
-    """Of one stream, in the order of its commits. In the event loop. `len`: how many commits wait."""
+    """Of one stream, in the order of its commits. In the event loop. True while there are any."""
 
     def __init__(self, memory: IngestMemory, refusals: Refusals, stats: IngestStats) -> None:
         self._memory, self._refusals, self._stats = memory, refusals, stats

@@ -97,12 +97,14 @@ class StreamWriter:
         """Whether nothing is gathered, and no turn is taken."""
         return not (self._has_turn or self._gathered)
 
+    def is_to_wait(self, rows: int) -> bool:
+        """Whether a commit of so many rows is to wait for more."""
+        return self.timing.pause_s(rows, time.monotonic()) > 0
+
     def commit_at_once(self, rows: int, now_us: int, commit: Callable[[], Outcome]) -> bool:
         """Makes a small commit of so many rows now, in the event loop; False, and nothing is done, where that may take
-        longer than one write and one sync, or is to wait.
+        longer than one write and one sync.
         """
-        if self.timing.pause_s(rows, time.monotonic()) > 0:
-            return False
         with self._lock:
             if self._has_turn or not self._is_quick(rows, now_us):
                 return False

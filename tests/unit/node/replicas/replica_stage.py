@@ -20,7 +20,7 @@ from natslog.config import BrokerConfig
 from natslog.log import StoreLimit
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from natslog.node.cluster_clock import ClusterClock
-from natslog.node.replicas.companion import Companion
+from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.replicas.services import Services
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.replicas.surroundings import BrokerSurroundings
@@ -95,7 +95,7 @@ class ReplicaStage:
         self.state = state or Metadata(cluster_id="c", feature_level=LATEST_LEVEL, brokers={ME: broker})
         self.has_session = True
         self.disk = SimpleNamespace(free_bytes=2**60, measured_s=0.0)
-        self.nats, self.followed = Nats(), list[HostedStream | Companion]()
+        self.nats, self.followed = Nats(), list[ReplicatedLog]()
         self.proposed: list[Command | IsrChange] = []
         self.bugs: list[BaseException] = []
         data_dir = SimpleNamespace(
@@ -142,11 +142,11 @@ class ReplicaStage:
 
     # ---- what holds its replicas ----
 
-    def follow(self, leader: BrokerId, log: HostedStream | Companion) -> None:
+    def follow(self, leader: BrokerId, log: ReplicatedLog) -> None:
         if log not in self.followed:
             self.followed.append(log)
 
-    def forget(self, log: HostedStream | Companion) -> None:
+    def forget(self, log: ReplicatedLog) -> None:
         if log in self.followed:
             self.followed.remove(log)
 

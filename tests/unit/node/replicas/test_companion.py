@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from natslog.errors import InvalidRequest, NatslogError, NoLeader, StorageFull
+from natslog.errors import CorruptLog, InvalidRequest, NatslogError, NoLeader, StorageFull
 from natslog.log.segment import ActiveSegment
 from natslog.log.verify import check_file, files_of
 from natslog.node.replicas.companion import MAX_RECORDS_BYTES
@@ -152,7 +152,7 @@ def test_follower_that_was_restarted_serves_when_it_was_given_all_that_it_has(tm
         await trio.kill(3)
         trio.cut |= {(3, 1)}  # type: ignore[arg-type]
         stream = trio.restart(3)
-        await trio.until(lambda: stream.following is not None and stream.companion is not None, "it follows")
+        await trio.until(lambda: stream.following is not None and stream.companion.log is not None, "it follows")
         assert 3 in trio.record.isr
         assert not trio.given[stream.me]
         assert not stream.may_serve
@@ -246,7 +246,7 @@ def test_sealed_records_are_delivered_again_after_a_restart(tmp_path: Path) -> N
         stream = await trio.led(1)
         for value in (b"a", b"b"):
             await stream.companion.append([(REMOVED, value)])
-            assert stream.companion is not None
+            assert stream.companion.log is not None
             stream.companion.files.roll()
         await asyncio.to_thread(maintain, [stream], Pacer(lambda: False), 0.0)
         await asyncio.to_thread(maintain, [stream], Pacer(lambda: False), 0.0)
@@ -312,7 +312,7 @@ def test_records_that_a_snapshot_does_not_stand_for_are_kept(tmp_path: Path) -> 
         await asyncio.sleep(0)
         await leader.companion.shorten([("snapshot", b"old")])
         await appending
-        assert leader.companion is not None
+        assert leader.companion.log is not None
         records = [
             value for offset, _, value in trio.given[leader.me] if offset >= leader.companion.files.log_start_offset
         ]
@@ -375,7 +375,7 @@ def test_companion_log_whose_disk_fails_is_fetched_again(tmp_path: Path, monkeyp
         trio.publish(b"m")
         await leader.companion.append([(REMOVED, b"a")])
         follower = trio.streams[trio.numbers[2]]
-        assert follower.companion is not None
+        assert follower.companion.log is not None
         with monkeypatch.context() as patch:
             patch.setattr(follower.companion.files, "active_for_append", failing)
             appending = asyncio.create_task(leader.companion.append([(REMOVED, b"b")]))
@@ -383,6 +383,26 @@ def test_companion_log_whose_disk_fails_is_fetched_again(tmp_path: Path, monkeyp
             await appending
         await trio.in_sync(1, 2, 3)
         await trio.until(lambda: {value for *_, value in trio.given[follower.me]} == {b"a", b"b"})
+
+    run(tmp_path, story)
+
+
+def test_damage_of_a_companion_log_does_not_repair_the_log_of_messages(tmp_path: Path) -> None:
+    async def story(trio: Trio) -> None:
+        leader = await trio.led(1)
+        trio.publish(b"m")
+        await leader.companion.append([(REMOVED, b"a")])
+        await trio.in_sync(1, 2, 3)
+        follower = trio.streams[trio.numbers[2]]
+        damaged, messages = follower.companion.log, follower.messages
+        assert damaged is not None
+        damaged.replicated.note_damage(CorruptLog("a record is damaged", start=0, end=1))
+        await trio.until(lambda: follower.companion.log not in (None, damaged), "it is fetched again")
+        await trio.in_sync(1, 2, 3)
+        assert follower.messages is messages
+        damaged.replicated.note_damage(CorruptLog("found late", start=0, end=1))
+        await asyncio.sleep(0.1)
+        assert follower.driver.replica.logs.damage is None, "that log is closed"
 
     run(tmp_path, story)
 
