@@ -332,19 +332,20 @@ def bytes_without_limit(self: WaitingPulls, taken: Assigned, size_bytes: int, no
     _one(self, taken, 0, now_us)
 
 
-def look_without_end(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool) -> Any:
-    return _look(self, now_us, heartbeat, at_end=False)
+def look_without_end(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool, is_stalled: bool) -> Any:
+    return _look(self, now_us, heartbeat, at_end=False, is_stalled=is_stalled)
 
 
 _look = WaitingPulls.look
 
 
-def look_without_expiry(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool) -> Any:
-    return _look(self, 0, heartbeat, at_end=at_end)
+def look_without_expiry(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool, is_stalled: bool) -> Any:
+    return _look(self, 0, heartbeat, at_end=at_end, is_stalled=is_stalled)
 
 
-def look_without_heartbeats(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool) -> Any:
-    return [one for one in _look(self, now_us, heartbeat, at_end=at_end) if b" 100 " not in one.headers]
+def look_without_heartbeats(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool, is_stalled: bool) -> Any:
+    found = _look(self, now_us, heartbeat, at_end=at_end, is_stalled=is_stalled)
+    return [one for one in found if b" 100 " not in one.headers]
 
 
 def keeps_expired(self: WaitingPulls, taken: Assigned, now_us: int) -> None:

@@ -17,6 +17,7 @@ from natslog.consensus import Entry, HardState, Member
 from natslog.errors import ClusterMismatch, NotReady, OutdatedFolder
 from natslog.node.data_dir import DataDir
 from natslog.node.metadata.admission import Admission
+from natslog.node.metadata.entries import commands_of
 from natslog.node.metadata.group import MetadataGroup, founding_snapshot
 from natslog.node.peers.handshake import PROTOCOL, Hello
 from natslog.node.peers.keys import KeyRing
@@ -129,7 +130,7 @@ def test_link_is_taken_only_when_the_stored_registrations_are_applied_and_given_
         admission.check_still_current(older)
         group = admission.group
         ready = group.raft.ready()
-        group._apply(ready)
+        group._apply(ready, commands_of(ready.committed))
         group.raft.advance(ready)
         assert group.state.brokers[2] == EIGHTH
         with pytest.raises(OutdatedFolder):

@@ -173,9 +173,9 @@ def test_an_errand_that_came_meanwhile_is_executed(log: StreamLog, monkeypatch: 
     write = log._write
 
     async def work(ingest: StreamIngest, answers: Answers) -> None:
-        def writing(*arguments: Any) -> None:
+        def writing(*arguments: Any, **named: Any) -> None:
             ingest.hand_to_writer(lambda: done.append(log.log_end_offset))
-            write(*arguments)
+            write(*arguments, **named)
 
         monkeypatch.setattr(log, "_write", writing)
         receive(ingest, b"x")
@@ -257,10 +257,10 @@ def test_what_an_errand_has_appended_is_told_of_first(
         else:
             write = log._write
 
-            def writing(*arguments: Any) -> None:
+            def writing(*arguments: Any, **named: Any) -> None:
                 monkeypatch.setattr(log, "_write", write)
                 ingest.hand_to_writer(errand)
-                write(*arguments)
+                write(*arguments, **named)
 
             monkeypatch.setattr(log, "_write", writing)
             receive(ingest, b"1")
