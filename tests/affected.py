@@ -31,7 +31,7 @@ from tests.phases import (
 
 WITHIN_S = 15 * 60.0
 _AT_ONCE = 2
-_LOOK_EVERY_S = 0.2
+_CHECK_EVERY_S = 0.2
 _NOTHING_RAN, _HAVE_FAILURES, _PASSED = 5, 1, 0
 _SELECTION = f"{SELECTIONS['test-all']} and not alone"
 
@@ -155,7 +155,7 @@ class Runs:
                 while self._waiting and len(self._running) < _AT_ONCE:
                     self._start(self._waiting.pop(0))
                 self._note_ended()
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_CHECK_EVERY_S)
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
         self.left_out = [*self._running, *self._waiting]

@@ -25,7 +25,7 @@ _AGAIN_AFTER_S = 6.0
 _MOST_UNACKED = 300
 _LAST_ACKS_WITHIN_S = 30.0
 _REMOVE_EVERY_S = 0.8
-_LOOK_EVERY_S = 0.3
+_CHECK_EVERY_S = 0.3
 _CHOSEN_AMONG = 200
 _NEWEST = 1500
 _EXPIRED_AFTER_S = 60.0  # there may have been no leader meanwhile
@@ -166,7 +166,7 @@ class LeaderReader(Recorder):
         if not looks_back:
             self.next_offset = fetched.next_offset
         self.kept.looks += 1
-        self.stopping.wait(_LOOK_EVERY_S)
+        self.stopping.wait(_CHECK_EVERY_S)
 
     def _earlier(self) -> int:
         """Mostly of the newest messages."""

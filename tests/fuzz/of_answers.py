@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from natslog.arrow import ipc
 from natslog.arrow.projection import project, schema_of
-from natslog.client.answers import Asked
+from natslog.client.answers import RequestedRows
 from natslog.errors import NatslogError, from_json
 from tests.fuzz import edits
 from tests.fuzz.target import target
@@ -42,7 +42,7 @@ def _sample(
     kind: str, data: bytes, columns: Any = None, *, start: int = 0, end: int = _END, is_filtered: bool = False
 ) -> Sample:
     headers = {"Natslog-Next-Offset": str(end), "Natslog-High-Watermark": "9", "Natslog-Log-Start-Offset": "0"}
-    asked = Asked("orders", start, end, columns, is_filtered)
+    asked = RequestedRows("orders", start, end, columns, is_filtered)
     return Sample(data, headers | {"Natslog-Batches": kind}, asked)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from natslog.client.answers import Asked, rows_of
+from natslog.client.answers import RequestedRows, rows_of
 from natslog.errors import NatslogError
 
 
@@ -25,7 +25,7 @@ class Sample:
 
     data: bytes
     headers: dict[str, str]
-    asked: Asked
+    asked: RequestedRows
 
     @property
     def is_whole(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.client import NatslogClient
-from natslog.client.answers import Asked, Fetched, rows_of
+from natslog.client.answers import Fetched, RequestedRows, rows_of
 from natslog.client.client import _WHOLE_BATCHES
 from natslog.client.streams import stream_path
 from natslog.errors import CorruptAnswer, CorruptLog
@@ -27,7 +27,7 @@ _TIMES = 3000
 def sample_of(client: NatslogClient, name: str, end: int, **query: Any) -> Sample:
     response = client._ask("GET", stream_path(name) + "/messages", query={"start": 0, "end": end} | query)
     columns = query["columns"].split(",") if "columns" in query else None
-    return Sample(response.data, dict(response.headers), Asked(name, 0, end, columns, "subject" in query))
+    return Sample(response.data, dict(response.headers), RequestedRows(name, 0, end, columns, "subject" in query))
 
 
 def columns_sample_of(client: NatslogClient, name: str, end: int, columns: str) -> Sample:
@@ -35,7 +35,9 @@ def columns_sample_of(client: NatslogClient, name: str, end: int, columns: str) 
     query = {"start": 0, "end": end, "columns": columns, "max_bytes": 1 << 20}
     response = client._ask("GET", stream_path(name) + "/messages", query=query, headers=_WHOLE_BATCHES)
     assert response.headers["Natslog-Batches"] == "columns"
-    return Sample(response.data, dict(response.headers), Asked(name, 0, end, columns.split(","), is_filtered=False))
+    return Sample(
+        response.data, dict(response.headers), RequestedRows(name, 0, end, columns.split(","), is_filtered=False)
+    )
 
 
 @pytest.mark.parametrize("kind", ["whole", "columns", "coalesced", "filtered", "projected"])
@@ -85,7 +87,7 @@ def exact(rows: dict[str, Any], schema: pa.Schema = MESSAGE_SCHEMA) -> bytes:
 def read(data: bytes, start: int = 5, end: int = 8, *, is_filtered: bool = False, columns: Any = None) -> Fetched:
     headers = {"Natslog-High-Watermark": "9", "Natslog-Log-Start-Offset": "0", "Natslog-Batches": "exact"}
     answer: Any = SimpleNamespace(data=data, headers=headers | {"Natslog-Next-Offset": str(end)})
-    return rows_of(answer, Asked("orders", start, end, columns, is_filtered))
+    return rows_of(answer, RequestedRows("orders", start, end, columns, is_filtered))
 
 
 def test_right_rows_are_read() -> None:

@@ -197,7 +197,7 @@ class Leaf:
     def is_writable(self) -> bool:
         return self.is_up
 
-    async def settled(self) -> bool:
+    async def quiesced(self) -> bool:
         await self._host.pause(0.0, 5.0)
         return True
 
@@ -521,9 +521,9 @@ class Host:
     def confirm_flow(self, reply: str) -> None:
         self._do(lambda served: self._receive(served, [(reply, "", b"")]))
 
-    def look_at_interest(self) -> None:
+    def check_interest(self) -> None:
         if self.scene.config.is_push:
-            self._do(lambda served: served.look_at_interest())
+            self._do(lambda served: served.check_interest())
 
     def published(self) -> None:
         if self.is_up:
@@ -537,13 +537,13 @@ class Host:
         """The stream was: the metadata state it."""
         self.published()
 
-    def settle(self) -> None:
+    def reconcile(self) -> None:
         """As a request for information does."""
         self._do(lambda served: self.loop.spawn(self._settle(served), "settling"))
 
     async def _settle(self, served: ServedConsumer) -> None:
         try:
-            await self.led.settle(served)
+            await self.led.reconcile(served)
         except FileUnavailable:
             return
 
@@ -556,7 +556,7 @@ class Host:
 
         def changed(served: ServedConsumer) -> None:
             served.change(self.record)
-            served.look_at_interest()
+            served.check_interest()
             served.wake()
 
         self._do(changed)

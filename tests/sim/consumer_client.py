@@ -44,7 +44,7 @@ class Client:
         if self.scene.config.is_push:
             if not self.interest and (is_healed or chance.random() < 0.2):
                 self.interest.add(self.scene.config.deliver_subject)
-                self.scene.host.look_at_interest()
+                self.scene.host.check_interest()
             return
         if len(self.interest) < (1 if is_healed else _MOST_PULLS):
             self._pull(self._request())
@@ -87,7 +87,7 @@ class Client:
         """The subscriber of a push consumer goes, or somebody who has pulled."""
         if self.scene.config.is_push:
             self.interest.clear()
-            self.scene.host.look_at_interest()
+            self.scene.host.check_interest()
         else:
             for reply in sorted(self.interest):
                 self._go(reply)
@@ -180,4 +180,4 @@ class Client:
     def heal(self) -> None:
         if self.scene.config.is_push:
             self.interest.add(self.scene.config.deliver_subject)
-            self.scene.host.look_at_interest()
+            self.scene.host.check_interest()

@@ -336,7 +336,7 @@ def look_without_end(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end:
     return _look(self, now_us, heartbeat, at_end=False, is_stalled=is_stalled)
 
 
-_look = WaitingPulls.look
+_look = WaitingPulls.due_statuses
 
 
 def look_without_expiry(self: WaitingPulls, now_us: int, heartbeat: Any, *, at_end: bool, is_stalled: bool) -> Any:

@@ -164,7 +164,7 @@ class Scene:
             self.remove,
             self.remove,
         ]
-        deeds += [self.purge, self.limit, self.host.settle, self.host.settle, self.client.leave, self.change]
+        deeds += [self.purge, self.limit, self.host.reconcile, self.host.reconcile, self.client.leave, self.change]
         deeds += [self.lose_link, self.lose_session, self.fill_disk, self.damage]
         if self.plan.retention != "limits":
             deeds += [self.host.delete, self.host.delete_at_store, self.host.delete_at_store]
@@ -309,7 +309,7 @@ def _run(world: World, scene: Scene, rules: Rules) -> Result:
         require(world.now_ms < end_ms, f"no progress within {rules.heal_ms} ms: {left}")
         world.run_until(world.now_ms + 250, scene.check)
     checker = scene.checker
-    scene.host.settle()
+    scene.host.reconcile()
     world.run_until(world.now_ms + 1000, scene.check)
     scene.host.note_exceeded()
     checker.compare(scene.host.machine)

@@ -29,7 +29,7 @@ from tests.spark.job_processes import JOBS
 
 APPENDED, CHANGED = "appended", "changed"
 
-_LOOK_EVERY_S = 0.3
+_CHECK_EVERY_S = 0.3
 _WATCH_EVERY_S = 0.01
 _WORKERS_END_WITHIN_S = 30.0
 _TERM_WITHIN_S = 90.0
@@ -95,7 +95,7 @@ class Driver:
 
     def _keep(self) -> None:
         while self._is_kept.is_set():
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_CHECK_EVERY_S)
             with self._lock:
                 if self._is_kept.is_set() and self._process is not None and self._process.poll() is not None:
                     self.own_ends.append(f"{self._process.returncode}: {self._last_words()}")

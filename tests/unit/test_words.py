@@ -262,3 +262,57 @@ def test_pages_are_plain_technical_english(path: Path) -> None:
 def test_lines_of_pages_have_at_most_120_characters(path: Path) -> None:
     lines = [(number, line) for number, line in prose(path.read_text()) if not line.startswith("|")]
     assert not [f"{path.name}:{number}: {len(line)} characters" for number, line in lines if len(line) > 120]
+
+
+NOT_IN_NAMES = frozenset(
+    [
+        "look",
+        "looks",
+        "settle",
+        "settled",
+        "told",
+        "tell",
+        "tells",
+        "say",
+        "says",
+        "said",
+        "gone",
+        "nobody",
+        "somebody",
+        "hear",
+        "hears",
+        "heard",
+        "knows",
+        "whom",
+        "mend",
+        "bury",
+        "patiently",
+        "believe",
+        "believes",
+        "wants",
+    ]
+)
+"""Verbs of persons, and of speech, in names of classes and functions: the field's verbs say what is done."""
+STANDARD_NAMES = re.compile(r"^_*(look_up\w*|looks_like_\w+|_?wants_\w+)$")
+
+
+def personal(name: str) -> bool:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")
+    return not STANDARD_NAMES.match(name) and not NOT_IN_NAMES.isdisjoint(words)
+
+
+def test_names_with_verbs_of_persons_are_found() -> None:
+    assert all(map(personal, ("_settle", "as_told", "look_again", "LookAgain", "wait_for_nobody")))
+    assert not any(map(personal, ("look_up", "looks_like_regex", "reconcile", "transfer_leadership", "_saying")))
+
+
+@pytest.mark.parametrize("package", ["broker/natslog", "connector/pyspark_natslog"])
+def test_names_have_the_verbs_of_the_field(package: str) -> None:
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, definitions) and personal(node.name)
+    ]
+    assert not found

@@ -43,7 +43,7 @@ def status(
     client = global_of(context).client()
     if wait:
         _wait_until_healthy(client, seconds)
-    body, streams, problems = _look(client)
+    body, streams, problems = _examined(client)
     if as_json:
         print_json(body | {"streams": streams, "healthy": not problems, "problems": problems})
     else:
@@ -57,7 +57,7 @@ def status(
         raise typer.Exit(1)
 
 
-def _look(client: NatslogClient) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+def _examined(client: NatslogClient) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """Returns the cluster, its streams and the list of problems."""
     body, streams = client.cluster(), client.streams()
     return body, streams, problems_of(client, body, streams)
@@ -71,7 +71,7 @@ def _wait_until_healthy(client: NatslogClient, seconds: float | None) -> None:
     shown: list[str] = []
     while True:
         try:
-            problems = _look(client)[2]
+            problems = _examined(client)[2]
         except NatslogError as error:
             if not error.retriable:
                 raise

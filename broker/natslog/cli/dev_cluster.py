@@ -18,7 +18,7 @@ from natslog.nats_server import end_with_parent, free_port, is_listening
 
 _READY_WITHIN_S = 60.0
 _STOP_WITHIN_S = 15.0
-_LOOK_EVERY_S = 0.2
+_CHECK_EVERY_S = 0.2
 
 
 class DevCluster:
@@ -138,7 +138,7 @@ class DevCluster:
                 how = self._how_ended(broker, ended[broker])
                 report(f"{how}. The others continue; the next start of natslog dev starts it again")
             known = ended
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_CHECK_EVERY_S)
 
     def _note_signal(self, *_: object) -> None:
         """Takes no lock: a second signal may come within it, and would wait for this one."""

@@ -151,12 +151,12 @@ def _progress(copied: Copied) -> Iterator[Callable[[Progress], None]]:
             bar.update(task, completed=progress.done, total=progress.total or None, description=progress.line)
             if progress.line != shown:
                 shown = progress.line
-                _say(copied, progress)
+                _print_progress(copied, progress)
 
         yield show
 
 
-def _say(copied: Copied, progress: Any) -> None:
+def _print_progress(copied: Copied, progress: Any) -> None:
     from natslog.migration.importing import WAITING
 
     if progress.line == WAITING:

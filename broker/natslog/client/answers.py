@@ -76,7 +76,7 @@ class Rest:
 
     messages: Sequence[Message]
     schema: pa.Schema
-    asked: Asked
+    asked: RequestedRows
     end: int
     last: Fetched
     unpacked_bytes: int = 0
@@ -132,7 +132,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedRows:
     """The requested rows. `end` None: up to the end of the stream. `is_filtered`: not all rows of the range.
     `most_bytes`: of the rows of a response, uncompressed.
     """
@@ -166,7 +166,7 @@ def number_of(headers: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked, max_bytes: int | None = None) -> Fetched:
+def rows_of(response: urllib3.BaseHTTPResponse, asked: RequestedRows, max_bytes: int | None = None) -> Fetched:
     """The rows of an answer.
 
     Args:
@@ -201,7 +201,7 @@ def rows_of(response: urllib3.BaseHTTPResponse, asked: Asked, max_bytes: int | N
     return Rest(checked, schema, asked, next_offset, start).decoded(_ALL_BYTES if max_bytes is None else max_bytes)
 
 
-def stored_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> list[tuple[BatchHeader, memoryview]]:
+def stored_of(response: urllib3.BaseHTTPResponse, asked: RequestedRows) -> list[tuple[BatchHeader, memoryview]]:
     """The stored batches of an answer to a request for whole ones, each validated by its CRC: together they cover the
     range that was asked for, and may begin before and end behind it.
 
@@ -222,7 +222,7 @@ def stored_of(response: urllib3.BaseHTTPResponse, asked: Asked) -> list[tuple[Ba
 
 
 @contextmanager
-def _corrupt_if_unreadable(asked: Asked) -> Iterator[None]:
+def _corrupt_if_unreadable(asked: RequestedRows) -> Iterator[None]:
     """Raises CorruptAnswer in place of Arrow's errors."""
     try:
         yield
@@ -243,12 +243,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _whole_messages(data: bytes, asked: Asked) -> tuple[pa.Schema, Iterator[Message]]:
+def _whole_messages(data: bytes, asked: RequestedRows) -> tuple[pa.Schema, Iterator[Message]]:
     """The stored batches, each validated by its CRC; no data is copied."""
     return MESSAGE_SCHEMA, ipc.split_messages(data, source=f"stream {asked.stream!r}")
 
 
-def _columns_of_messages(data: bytes, asked: Asked) -> tuple[pa.Schema, Iterator[Message]]:
+def _columns_of_messages(data: bytes, asked: RequestedRows) -> tuple[pa.Schema, Iterator[Message]]:
     """The same, of columns of stored batches."""
     source, columns = f"stream {asked.stream!r}", asked.columns
     if columns is None or not pa.ipc.read_schema(pa.py_buffer(data)).equals(asked.schema):
@@ -256,7 +256,7 @@ def _columns_of_messages(data: bytes, asked: Asked) -> tuple[pa.Schema, Iterator
     return asked.schema, split_projected(data, columns, source=source)
 
 
-def _checked(messages: Iterable[Message], asked: Asked, end: int) -> list[Message]:
+def _checked(messages: Iterable[Message], asked: RequestedRows, end: int) -> list[Message]:
     """All of them, if they have together what was asked for. Raises CorruptLog, CorruptAnswer."""
     found, covered = [], asked.start
     for header, message in messages:
@@ -266,7 +266,7 @@ def _checked(messages: Iterable[Message], asked: Asked, end: int) -> list[Messag
     return found
 
 
-def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, end: int) -> slice:
+def _within(header: BatchHeader | ProjectedHeader, asked: RequestedRows, covered: int, end: int) -> slice:
     """The offsets of the batch that belong to the answer, which has those up to `covered`.
 
     Raises:
@@ -286,7 +286,7 @@ def _within(header: BatchHeader | ProjectedHeader, asked: Asked, covered: int, e
     return slice(low - header.base_offset, high - header.base_offset)
 
 
-def _check_covered(asked: Asked, covered: int, upto: int) -> None:
+def _check_covered(asked: RequestedRows, covered: int, upto: int) -> None:
     if covered < upto:
         raise CorruptLog(
             f"stream {asked.stream!r}: {offsets_between(covered, upto)} are missing in the response",
@@ -295,7 +295,7 @@ def _check_covered(asked: Asked, covered: int, upto: int) -> None:
         )
 
 
-def _exact_rows(data: bytes, asked: Asked, end: int, removed: int) -> list[pa.RecordBatch]:
+def _exact_rows(data: bytes, asked: RequestedRows, end: int, removed: int) -> list[pa.RecordBatch]:
     """Validated rows: see above. `removed`: how many offsets of the range have no message."""
     messages = _ipc_messages(data, asked)
     if not (schema := pa.ipc.read_schema(next(messages))).equals(asked.schema):
@@ -317,7 +317,7 @@ def _exact_rows(data: bytes, asked: Asked, end: int, removed: int) -> list[pa.Re
     return batches
 
 
-def _ipc_messages(data: bytes, asked: Asked) -> Iterator[pa.Message]:
+def _ipc_messages(data: bytes, asked: RequestedRows) -> Iterator[pa.Message]:
     """The messages of an Arrow IPC stream: a schema, then record batches."""
     reader, expected = pa.ipc.MessageReader.open_stream(data), "schema"
     while True:
@@ -333,7 +333,7 @@ def _ipc_messages(data: bytes, asked: Asked) -> Iterator[pa.Message]:
         expected = "record batch"
 
 
-def _unpacked_bytes(metadata: memoryview, body: memoryview, asked: Asked, before: int) -> int:
+def _unpacked_bytes(metadata: memoryview, body: memoryview, asked: RequestedRows, before: int) -> int:
     """What a batch claims to have uncompressed. Small ones count as they are: they cannot exceed a limit.
 
     Args:
@@ -353,13 +353,13 @@ def _unpacked_bytes(metadata: memoryview, body: memoryview, asked: Asked, before
     return found
 
 
-def _check_nulls(batch: pa.RecordBatch, asked: Asked) -> None:
+def _check_nulls(batch: pa.RecordBatch, asked: RequestedRows) -> None:
     for field, column in zip(asked.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
             raise CorruptAnswer(f"stream {asked.stream!r}: the response has rows without {field.name}")
 
 
-def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
+def _check_times(batch: pa.RecordBatch, asked: RequestedRows) -> None:
     """Raises CorruptAnswer: a timestamp is outside of the range of Python and Spark."""
     if "timestamp" in batch.schema.names and batch.num_rows:
         import pyarrow.compute as pc  # takes long to import, and stored batches do not need it
@@ -371,7 +371,7 @@ def _check_times(batch: pa.RecordBatch, asked: Asked) -> None:
             )
 
 
-def _check_offsets(batch: pa.RecordBatch, asked: Asked, covered: int, end: int) -> int:
+def _check_offsets(batch: pa.RecordBatch, asked: RequestedRows, covered: int, end: int) -> int:
     """The offset behind the batch. Raises CorruptAnswer: offsets are not in `[covered, end)`, or do not ascend."""
     if "offset" not in batch.schema.names or not batch.num_rows:
         return covered

@@ -284,7 +284,7 @@ class NatslogClient(SecurityCalls, OperatorCalls, AppendAsker, CursorCalls, Stre
                 not known any more. CorruptAnswer: the
                 responses of two brokers (or two responses of one) are not valid for the request.
         """
-        from natslog.client.answers import Asked, rows_of
+        from natslog.client.answers import RequestedRows, rows_of
 
         query = {
             "start": start,
@@ -310,7 +310,7 @@ class NatslogClient(SecurityCalls, OperatorCalls, AppendAsker, CursorCalls, Stre
             most_body_bytes=most_bytes,
             judge=judge,
         )
-        asked = Asked(name, start, end, columns, is_filtered=subject is not None, most_bytes=most_bytes)
+        asked = RequestedRows(name, start, end, columns, is_filtered=subject is not None, most_bytes=most_bytes)
         try:
             answer = rows_of(ask(prefer=prefer), asked, max_decoded_bytes)
         except (CorruptLog, CorruptAnswer):  # damaged on the network, or by that broker: another one shows which

@@ -29,9 +29,9 @@ class ImportCalls(Asker):
         Raises:
             OffsetOutOfRange, StreamNotFound, StreamRecreated, CorruptLog, Forbidden, BrokerUnavailable.
         """
-        from natslog.client.answers import Asked, stored_of
+        from natslog.client.answers import RequestedRows, stored_of
 
-        asked = Asked(name, start, end, None, is_filtered=False)
+        asked = RequestedRows(name, start, end, None, is_filtered=False)
         query = {"start": start, "end": end, "exact": "false"}
         ask = partial(self._ask, "GET", f"{stream_path(name)}/messages", query=query, timeout_s=_TIMEOUT_S)
         response = ask()

@@ -69,7 +69,7 @@ class Controller:
         self._reaches_nats: dict[BrokerId, tuple[bool, float]] = {}  # as reported, and since when
         self._decided_for: tuple[int, frozenset[BrokerId]] | None = None  # version of the state, brokers alive
         self._news_ms = now_ms
-        self._is_settled = False
+        self._is_quiescent = False
 
     def has_waited_for_brokers(self, now_ms: float) -> bool:
         """Whether every broker has had the time to report since this one leads."""
@@ -108,7 +108,7 @@ class Controller:
             self._reaches_nats[broker] = (reaches_nats, now_ms)
 
     def _note_news(self, now_ms: float) -> None:
-        self._news_ms, self._is_settled = now_ms, False
+        self._news_ms, self._is_quiescent = now_ms, False
 
     # ---- decisions ----
 
@@ -127,7 +127,7 @@ class Controller:
         if self._decided_for != (state.version, self._alive):
             self._decided_for = state.version, self._alive
             self._note_news(now_ms)
-        if self._is_settled:
+        if self._is_quiescent:
             return Decisions()
         appointments: list[Appointment] = []
         moves: list[tuple[StreamId, int]] = []
@@ -161,7 +161,7 @@ class Controller:
         decisions = Decisions((*commands, *self._drains(state)), tuple(transfers))
         if decisions != Decisions():
             self._note_news(now_ms)
-        self._is_settled = now_ms - self._news_ms >= _SETTLED_MS
+        self._is_quiescent = now_ms - self._news_ms >= _SETTLED_MS
         return decisions
 
     def _is_led(self, record: StreamRecord, now_ms: float) -> bool:

@@ -150,7 +150,7 @@ class Leading:
         """See `Replica.transfer`."""
         if self._transfer is None:
             self._transfer = _Transfer(to, self._context.now_ms)
-            self.role.wait_for_nobody()
+            self.role.end_waiting()
             self._context.logs.reached_by(self.role)
         return self._transfer.to == to
 

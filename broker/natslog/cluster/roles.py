@@ -347,7 +347,7 @@ class LeaderReplica:
             from_ms = progress.awaited_from_ms = now_ms + self._timeouts.wait_after_ms
         return now_ms >= from_ms
 
-    def wait_for_nobody(self) -> int:
+    def end_waiting(self) -> int:
         """Followers out of the ISR no longer limit HW. Returns HW of the messages."""
         self._awaited = set()
         return self._advance()

@@ -382,7 +382,7 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     pieces: list[bytes | memoryview] = []
     few: list[pa.RecordBatch] = []
     for message, batch in stored:  # batches that are whole and large are sent as they are stored
-        if message is None or not _is_all_asked(batch, plan, asked):
+        if message is None or not _has_all_requested(batch, plan, asked):
             few.append(batch)
         else:
             pieces += [_made_anew(few, plan.start, plan.next_offset, asked), message]
@@ -391,7 +391,7 @@ def _rewritten(plan: ReadPlan, asked: Question) -> memoryview:
     return memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
 
 
-def _is_all_asked(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -> bool:
+def _has_all_requested(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -> bool:
     """Whether every row of a stored batch is asked for."""
     offsets = batch.column("offset")
     if not len(offsets) or offsets[0].as_py() < plan.start or offsets[-1].as_py() >= plan.next_offset:

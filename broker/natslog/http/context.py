@@ -73,7 +73,7 @@ async def leading_any(request: web.Request) -> HostedStream:
     if stream is not None and broker.positions.is_led_here(stream):
         return stream
     if stream is not None and record.leader == broker.cluster.me and stream.problem is not None:
-        raise stream.as_told(stream.problem)
+        raise stream.error_for_clients(stream.problem)
     raise _elsewhere(request, record)
 
 

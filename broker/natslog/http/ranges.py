@@ -62,11 +62,11 @@ async def extent(call: Call[ExtentOf, None]) -> Answer[Extent]:
     stream = await leading(request)
     start, end = asked.within(stream.usable_log())
 
-    def look(log: StreamLog) -> Extent:
+    def extent_of(log: StreamLog) -> Extent:
         found = log.reader.extent(start, end, asked.max_bytes)
         return Extent(found.start, found.end, found.bytes, log.reader.count(found.start, found.end))
 
-    shown = with_counts(request, stream.record, await read_from_log(request, stream, look))
+    shown = with_counts(request, stream.record, await read_from_log(request, stream, extent_of))
     return stated(request, stream, shown)
 
 

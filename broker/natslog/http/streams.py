@@ -81,7 +81,9 @@ def problem_of(broker: Broker, record: StreamRecord) -> dict[str, Any]:
         return unfinished
     stream = broker.streams.get(record.name)
     problem = stream.problem if stream is not None else None
-    told = stream.as_told(problem) if stream is not None and problem is not None else no_leader(broker, record)
+    told = (
+        stream.error_for_clients(problem) if stream is not None and problem is not None else no_leader(broker, record)
+    )
     body: dict[str, Any] = told.to_json()["error"]
     return body
 
@@ -99,12 +101,12 @@ async def list_streams(call: Call[shapes.StreamsOf, None]) -> Answer[list[shapes
     streams = [
         with_counts(request, record, shown_stream(broker, record, positions.get(name)))
         for name, record in sorted(broker.state.streams.items())
-        if _is_asked_for(record, call.parameters) and rights.may_see(name, record.recorded_subjects)
+        if _is_requested(record, call.parameters) and rights.may_see(name, record.recorded_subjects)
     ]
     return shape_response(streams, headers=current_headers(is_current))
 
 
-def _is_asked_for(record: StreamRecord, asked: shapes.StreamsOf) -> bool:
+def _is_requested(record: StreamRecord, asked: shapes.StreamsOf) -> bool:
     if is_internal(record.name) and not asked.internal:
         return False
     if asked.pattern is not None and not fnmatchcase(record.name, asked.pattern):

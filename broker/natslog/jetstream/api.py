@@ -6,7 +6,7 @@ others ignore it. While there is no leader, no broker answers, and the client's 
 
 A request is answered after all that the same client has sent before: messages come over another connection than
 requests, so the leader of the stream asks the server on that connection, and waits until what has arrived by then is
-committed (`HostedStream.settled`).
+committed (`HostedStream.quiesced`).
 
 If the NATS server has JetStream enabled for this account, it answers `$JS.API` itself: then the subjects begin with
 `$JS.natslog.API`, as those of a JetStream domain do. This is found out with each new connection, and looked at
@@ -273,7 +273,7 @@ class JetStreamApi:
             key = subject.decode(errors="replace").partition(f".{direct.PREFIX}{stream.name}.")[2]
             request = direct.request_of(key, payload)
             async with asyncio.timeout(_SETTLED_WITHIN_S):
-                await stream.settled(is_on_its_connection=True)
+                await stream.quiesced(is_on_its_connection=True)
             async with self._room:
                 answers = await self._calls.direct(stream, request)
         except direct.Status as status:
@@ -397,8 +397,8 @@ class JetStreamApi:
         if stream is not None:
             try:
                 async with asyncio.timeout(_SETTLED_WITHIN_S):
-                    await stream.settled()
-                    await self._calls.consumers.settled(stream)
+                    await stream.quiesced()
+                    await self._calls.consumers.quiesced(stream)
             except TimeoutError as error:  # too few replicas are in sync to commit what was received
                 raise api_error("unavailable") from error
             request = replace(request, stream=stream)

@@ -250,7 +250,7 @@ class DirectGroups:
     def _answered_now(self, stream: HostedStream, requests: Requests) -> Requests | None:
         """Answers what can be answered at once. Returns the others; None: there are none."""
         log = stream.log
-        if log is None or not stream.is_settled or not self._leads(stream):
+        if log is None or not stream.is_quiescent or not self._leads(stream):
             return requests
         try:
             frames, others = Group(log, stream.name, requests, self._most_answer_bytes()).answers_now()
@@ -300,7 +300,7 @@ class DirectGroups:
         group = Group(log, stream.name, requests, self._most_answer_bytes())
         try:
             async with asyncio.timeout(self._settled_within_s):
-                await stream.settled(is_on_its_connection=True)
+                await stream.quiesced(is_on_its_connection=True)
         except TimeoutError:
             await self._send(stream, group.all_with(UNAVAILABLE))
             return

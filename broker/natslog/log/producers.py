@@ -84,7 +84,7 @@ class ProducerTable:
         """The whole run is on stable storage."""
         with self._lock:
             self._uncommitted.append(run)
-            self._settle(high_watermark)
+            self._pass_high_watermark(high_watermark)
 
     def last_run(
         self, producer: str, log_start_offset: int, high_watermark: int, *, is_committed: bool
@@ -95,7 +95,7 @@ class ProducerTable:
             CorruptLog: the table is partial, and the log cannot be read.
         """
         with self._lock:
-            self._settle(high_watermark)
+            self._pass_high_watermark(high_watermark)
             if not is_committed:
                 for run in reversed(self._uncommitted):
                     if run.producer == producer:
@@ -114,7 +114,7 @@ class ProducerTable:
     def store(self, high_watermark: int, *, is_short: bool) -> None:
         """Writes the table as of HW, unless it is partial, stored already, or empty for a short log. Raises OSError."""
         with self._lock:
-            self._settle(high_watermark)
+            self._pass_high_watermark(high_watermark)
             runs = self._committed.runs()
             is_needed = runs or self._stored_as_of >= 0 or not is_short
             if self._is_partial or high_watermark == self._stored_as_of or not is_needed:
@@ -123,7 +123,7 @@ class ProducerTable:
             write_checked(self._path, _FILE, 1, {"as_of": high_watermark, "producers": entries})
             self._stored_as_of = high_watermark
 
-    def _settle(self, high_watermark: int) -> None:
+    def _pass_high_watermark(self, high_watermark: int) -> None:
         """Runs at or below HW are committed and will not be cut."""
         while self._uncommitted and self._uncommitted[0].end <= high_watermark:
             self._committed.put(self._uncommitted.popleft())

@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 _CONNECT_S = 10.0
 _RECONNECT_S = 60.0
 _AT_ONCE_BYTES = 8 * 1024 * 1024
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 _AGAIN_S = 0.25
 _MOST_FAILURES = 40  # one after the other, without a message
 WAITING = "waiting until JetStream records its subjects no more"
@@ -260,7 +260,7 @@ class _Migration:
             await self._receive_again()
         receiving = self._receiving
         assert receiving is not None, "it was just begun"
-        pieces = await receiving.take(_AT_ONCE_BYTES, _LOOK_EVERY_S)
+        pieces = await receiving.take(_AT_ONCE_BYTES, _CHECK_EVERY_S)
         if receiving.problem is not None and not pieces:
             raise receiving.problem
         if pieces:
@@ -268,7 +268,7 @@ class _Migration:
         elif receiving.failed:
             self._show(f"receiving again: {receiving.failed}")
             await self._receive_again()
-        if time.monotonic() - self._looked_s > 2 * _LOOK_EVERY_S:
+        if time.monotonic() - self._looked_s > 2 * _CHECK_EVERY_S:
             self._looked_s = time.monotonic()
             there = await self._require_there()
             if there["state"] == "resumed":

@@ -225,7 +225,7 @@ class History:
         rates = np.diff(ends, prepend=ends[:1]) / EVERY_S
         return {"messages_per_s": np.round(np.maximum(rates, 0), 3).tolist(), "bytes": sizes.tolist()}
 
-    async def here(self, stream: str | None = None) -> Series:
+    async def on_this_broker(self, stream: str | None = None) -> Series:
         return self.of_broker() if stream is None else self.of_stream(stream)
 
     async def stats(self) -> dict[str, Any]:

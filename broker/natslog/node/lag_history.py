@@ -115,7 +115,9 @@ class LagHistory:
 
         suspects = {one for one in unread_s if stopped(one)}
         of_jetstream = sorted({stream for stream, name in suspects if name.startswith(CONSUMER_PREFIX)})
-        for stream, found in (await self._consumers.here(of_jetstream, count_within_s=COUNT_WITHIN_S)).items():
+        for stream, found in (
+            await self._consumers.on_this_broker(of_jetstream, count_within_s=COUNT_WITHIN_S)
+        ).items():
             for position in found:
                 one = stream, CONSUMER_PREFIX + position.name
                 if one in suspects and not stopped(one, position.numbers):
@@ -132,7 +134,7 @@ class LagHistory:
         offsets: dict[str, list[int]] = {}
         for key in behind:
             offsets.setdefault(key[0], []).append(at[key][0])
-        found = await self._lags.here(offsets) if offsets else {}
+        found = await self._lags.on_this_broker(offsets) if offsets else {}
         return {
             (name, offset): (lag["bytes"], round(lag["seconds"]))
             for name, lags in found.items()
@@ -155,7 +157,7 @@ class LagHistory:
         if lag[0] == _UNKNOWN and not (ring[0] != _UNKNOWN).any():
             del self._rings[key]  # it, its stream or the leadership here is gone for an hour
 
-    async def here(self, stream: str) -> LagSeries:
+    async def on_this_broker(self, stream: str) -> LagSeries:
         """Of a stream that is led here."""
         first = max(1, self._tick - LAG_SAMPLES + 1)
         at = np.arange(first, self._tick + 1) % LAG_SAMPLES
@@ -171,7 +173,7 @@ class LagHistory:
         """Of a stream, at its leader; empty where it does not answer."""
         leader = self._cluster.state.stream(name).leader
         if leader is None:
-            return await self.here(name)
+            return await self.on_this_broker(name)
         return await self._cluster.requests.ask_if_up(leader, "lag_history", _ASK_WITHIN_S, stream=name) or {}
 
 

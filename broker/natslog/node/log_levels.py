@@ -35,7 +35,7 @@ class LogLevels:
         """Of one broker or of all, after the change; a `problem` where a broker did not make it.
 
         Args:
-            change: `level` and `logger`, as of `here`.
+            change: `level` and `logger`, as of `on_this_broker`.
 
         Raises:
             InvalidRequest: there is no such broker, level or logger. Nothing was changed.
@@ -47,7 +47,7 @@ class LogLevels:
         asked = brokers if broker is None else [broker]
         return await self._cluster.requests.ask_each(asked, "log_level", _ASK_WITHIN_S, **change)
 
-    async def here(self, level: str | None = None, logger: str | None = None) -> Levels:
+    async def on_this_broker(self, level: str | None = None, logger: str | None = None) -> Levels:
         """Of this broker, after the change. Raises InvalidRequest.
 
         Args:

@@ -87,20 +87,20 @@ class Removing:
         self._due_s: dict[HostedStream, float] = {}  # when something expires that does so before the next look
 
     async def run(self) -> None:
-        look_s = 0.0
+        check_s = 0.0
         while True:
             began_s = time.monotonic()
-            if began_s >= look_s:
-                look_s = began_s + _EVERY_S
-                await self._look_at_all()
+            if began_s >= check_s:
+                check_s = began_s + _EVERY_S
+                await self._check_all()
             else:
                 for stream in [stream for stream, due_s in self._due_s.items() if due_s <= began_s]:
                     await self._begin(stream, self._expire)
             now_s = time.monotonic()
-            until_s = min([look_s, *self._due_s.values()])
+            until_s = min([check_s, *self._due_s.values()])
             await asyncio.sleep(max(until_s - now_s, now_s - began_s, _LEAST_PAUSE_S))  # at most half of the time
 
-    async def _look_at_all(self) -> None:
+    async def _check_all(self) -> None:
         streams = list(self._hosting.streams.values())
         self._slow = {stream: task for stream, task in self._slow.items() if not task.done()}
         for stream in self._oldest.keys() - set(streams):

@@ -175,7 +175,7 @@ class LeafLink:
         if self._connection is not None and not self.is_reachable:
             self._connection.fail(ConnectionAbortedError("the server did not answer, and another broker delivers now"))
 
-    async def settled(self, timeout_s: float = 2.0) -> bool:
+    async def quiesced(self, timeout_s: float = 2.0) -> bool:
         """Whether the server has answered a PING that was sent after this call: all interest that it had stated before
         is in `interest`. False: the link is down, or there was no answer in time.
         """

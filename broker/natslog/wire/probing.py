@@ -24,7 +24,7 @@ from natslog.wire.leaf_protocol import LeafProtocolError, addresses_in, info_of
 from natslog.wire.link import NatsLink
 
 _ROUND_TRIPS = 20
-_LOOK_EVERY_S, _TRIED_AGAIN_S = 0.1, 1.0
+_CHECK_EVERY_S, _TRIED_AGAIN_S = 0.1, 1.0
 _ANSWERS_WITHIN_S = 0.5
 _INBOX = "_INBOX.natslog."
 _FIRST_SID = 900_000  # nats-py counts from 1
@@ -104,7 +104,7 @@ async def _connect(link: NatsLink, within_s: float) -> None:
     started_s = time.monotonic()
     while True:
         try:
-            return await link.wait_until_up(_LOOK_EVERY_S)
+            return await link.wait_until_up(_CHECK_EVERY_S)
         except NatsUnavailable:
             waited_s = time.monotonic() - started_s
             if link.is_refused or waited_s > (_TRIED_AGAIN_S if link.has_problem else within_s):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from natslog.arrow import ipc
 from natslog.arrow.schema import MESSAGE_SCHEMA
-from natslog.client.answers import Asked, Fetched, rows_of
+from natslog.client.answers import Fetched, RequestedRows, rows_of
 from natslog.client.reading_ahead import _next_part
 from natslog.errors import CorruptAnswer
 
@@ -57,7 +57,7 @@ def test_parts_of_an_answer_are_the_answer(data: st.DataObject, counts: list[int
     end = sum(counts) - data.draw(st.integers(0, counts[-1] - 1))
     if start >= end:
         return
-    response, asked = answer(counts, end), Asked("orders", start, end, None, is_filtered=False)
+    response, asked = answer(counts, end), RequestedRows("orders", start, end, None, is_filtered=False)
     whole = rows_of(response, asked)
     assert (whole.next_offset, whole.rest) == (end, None)
     part, batches, at = rows_of(response, asked, max_bytes), [], start
@@ -74,7 +74,7 @@ def test_parts_of_an_answer_are_the_answer(data: st.DataObject, counts: list[int
 
 def test_decoded_rows_of_a_long_answer_are_bounded() -> None:
     """A hundred batches of a megabyte: no more than the bound and one batch are decoded at a time."""
-    response, asked = answer([1000] * 100, 100_000), Asked("orders", 0, 100_000, None, is_filtered=False)
+    response, asked = answer([1000] * 100, 100_000), RequestedRows("orders", 0, 100_000, None, is_filtered=False)
     assert len(response.data) < 1_000_000
     before, most = pa.total_allocated_bytes(), 0
     part = rows_of(response, asked, 8_000_000)
@@ -87,7 +87,7 @@ def test_decoded_rows_of_a_long_answer_are_bounded() -> None:
 
 
 def test_rest_that_cannot_be_decoded_is_fetched_again() -> None:
-    response, asked = answer([10, 10], 20), Asked("orders", 0, 20, None, is_filtered=False)
+    response, asked = answer([10, 10], 20), RequestedRows("orders", 0, 20, None, is_filtered=False)
     part = rows_of(response, asked, 1)
     assert part.rest is not None
     header, message = part.rest.messages[0]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from natslog.client import ClientOptions, NatslogClient
-from natslog.client.answers import Asked, Fetched, rows_of
+from natslog.client.answers import Fetched, RequestedRows, rows_of
 from natslog.errors import BrokerUnavailable, CorruptAnswer, NatslogError
 from tests.unit.client.test_answers import answer
 
@@ -101,7 +101,7 @@ def test_a_response_that_drips_ends_after_the_time_limit() -> None:
 
 def exact_answer(values: list[bytes]) -> Any:
     """As of a request with a filter; compressed, which a broker does not do."""
-    asked = Asked("orders", 0, len(values), ("value",), is_filtered=True)
+    asked = RequestedRows("orders", 0, len(values), ("value",), is_filtered=True)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, asked.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(pa.record_batch([pa.array(values, pa.binary())], schema=asked.schema))
@@ -112,7 +112,9 @@ def exact_answer(values: list[bytes]) -> Any:
 
 
 def whole_answer(values: list[bytes]) -> Any:
-    return answer([len(values)] * 2, 2 * len(values)), Asked("orders", 0, 2 * len(values), None, is_filtered=False)
+    return answer([len(values)] * 2, 2 * len(values)), RequestedRows(
+        "orders", 0, 2 * len(values), None, is_filtered=False
+    )
 
 
 @pytest.mark.parametrize("made", [exact_answer, whole_answer])
@@ -128,7 +130,7 @@ def test_rows_that_unpack_to_more_than_was_asked_for_are_not_unpacked(made: Call
 
 
 def test_the_parts_of_an_answer_count_together() -> None:
-    response, asked = answer([1000] * 10, 10_000), Asked("orders", 0, 10_000, None, is_filtered=False)
+    response, asked = answer([1000] * 10, 10_000), RequestedRows("orders", 0, 10_000, None, is_filtered=False)
     part, rows = rows_of(response, replace(asked, most_bytes=5 * MIB), 1), 0
     with pytest.raises(CorruptAnswer, match="unpacks to more"):
         rows = _rows_of_all(part)

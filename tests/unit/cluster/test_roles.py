@@ -388,7 +388,7 @@ def test_high_watermark_waits_for_nobody_during_a_transfer() -> None:
         slow_follower_at(leader, now_ms)
         leader.isr_change(float(now_ms), {3: float(now_ms)})
     assert leader.high_watermark < leader.log_end_offset
-    assert leader.wait_for_nobody() == leader.log_end_offset
+    assert leader.end_waiting() == leader.log_end_offset
     leader.isr_change(7000.0, {3: 7000.0}, may_wait=False)
     assert leader.is_committed
 

@@ -126,14 +126,14 @@ def test_a_purge_is_applied_to_consumers_again_where_the_log_could_not_be_read()
             stream=SimpleNamespace(name="s", record=SimpleNamespace(purged_below=5)),
         )
         led._apply_purge = lambda: LedConsumers._apply_purge(led)
-        led._look_for_purge = lambda: LedConsumers._look_for_purge(led)
-        led._look_for_purge()
+        led._find_purge = lambda: LedConsumers._find_purge(led)
+        led._find_purge()
         await asyncio.gather(*tasks)
         assert led._purged_below == 0
-        led._look_for_purge()
+        led._find_purge()
         await asyncio.gather(*tasks)
         assert led._purged_below == 5
-        led._look_for_purge()
+        led._find_purge()
         assert len(told) == len(tasks) == 2
 
     asyncio.run(story())

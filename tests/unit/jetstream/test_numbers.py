@@ -85,24 +85,24 @@ def served_of(log: ReplicaLog, readers: Any, *filters: str) -> tuple[LedConsumer
 
 def test_nothing_is_read_after_the_deadline(log: ReplicaLog) -> None:
     led, served = served_of(log, object(), "orders.b")
-    assert asyncio.run(led.settle_until(served, PAST_S)) is None
+    assert asyncio.run(led.reconcile_until(served, PAST_S)) is None
     led, served = served_of(log, object())
-    assert asyncio.run(led.settle_until(served, PAST_S)) == 39, "it is known without reading"
+    assert asyncio.run(led.reconcile_until(served, PAST_S)) == 39, "it is known without reading"
 
 
 def test_messages_are_read_until_the_deadline(log: ReplicaLog) -> None:
     with ThreadPoolExecutor(1) as readers:
         led, served = served_of(log, readers, "orders.a", "orders.c")
-        assert asyncio.run(led.settle_until(served, math.inf)) == asyncio.run(led.settle(served)) == 19
+        assert asyncio.run(led.reconcile_until(served, math.inf)) == asyncio.run(led.reconcile(served)) == 19
 
 
 def test_pending_messages_that_are_gone_do_not_count(log: ReplicaLog) -> None:
     led, served = served_of(log, object())
     served.machine.pending.append(np.arange(2, 7), np.arange(1, 6), 1)
     log.visibility.removed.record(BitMap64([1, 2]))  # sequences 2 and 3
-    assert asyncio.run(led.settle_until(served, PAST_S)) == 37
+    assert asyncio.run(led.reconcile_until(served, PAST_S)) == 37
     assert len(served.machine.pending) == 5, "as it was"
-    assert asyncio.run(led.settle_until(served, math.inf)) == 37
+    assert asyncio.run(led.reconcile_until(served, math.inf)) == 37
     assert len(served.machine.pending) == 3
 
 
@@ -116,11 +116,11 @@ def test_what_is_busy_is_waited_for_until_the_deadline(log: ReplicaLog, busy: st
             await served.reading.acquire()
         else:
             readers.submit(ended.wait)
-        assert await led.settle_until(served, time.monotonic() + 0.02) is None
+        assert await led.reconcile_until(served, time.monotonic() + 0.02) is None
         if busy == "the consumer":
             served.reading.release()
         ended.set()
-        assert await led.settle_until(served, time.monotonic() + 60) == 20
+        assert await led.reconcile_until(served, time.monotonic() + 60) == 20
 
     ended = threading.Event()
     with ThreadPoolExecutor(1) as readers:
@@ -147,7 +147,9 @@ def test_all_streams_of_a_request_have_one_deadline() -> None:
     positions: Any = SimpleNamespace(led=streams.get)
     cluster: Any = SimpleNamespace()
     begun_s = time.monotonic()
-    found = asyncio.run(ConsumerCursors(cluster, hosting, positions).here(["a", "b", "c"], None, COUNT_WITHIN_S))
+    found = asyncio.run(
+        ConsumerCursors(cluster, hosting, positions).on_this_broker(["a", "b", "c"], None, COUNT_WITHIN_S)
+    )
     assert found == {"a": [], "b": []}
     assert deadlines[0] == deadlines[1]
     assert begun_s < deadlines[0] <= time.monotonic() + COUNT_WITHIN_S
@@ -175,7 +177,10 @@ def test_others_get_the_event_loop_between_streams_with_few_consumers(consumers:
         hosting: Any = SimpleNamespace(streams=streams, services=services_of(numbers))
         positions: Any = SimpleNamespace(led=streams.get)
         cluster: Any = SimpleNamespace()
-        assert list(await ConsumerCursors(cluster, hosting, positions).here(names, None, COUNT_WITHIN_S)) == names
+        assert (
+            list(await ConsumerCursors(cluster, hosting, positions).on_this_broker(names, None, COUNT_WITHIN_S))
+            == names
+        )
         counting.cancel()
 
     asyncio.run(asked())
@@ -199,12 +204,12 @@ def test_consumers_of_one_stream_may_change_while_others_have_the_event_loop(log
             _, led.consumers[name] = served_of(log, object())
             led.consumers[name].id = f"id-{name}"
         serving._led[stream] = led
-        settle_until, settled = led.settle_until, list[str]()
+        reconcile_until, quiesced = led.reconcile_until, list[str]()
 
         async def changing(served: ServedConsumer, deadline_s: float) -> int | None:
-            left = await settle_until(served, deadline_s)
-            settled.append(served.id)
-            if len(settled) == 10 and change == "created again":
+            left = await reconcile_until(served, deadline_s)
+            quiesced.append(served.id)
+            if len(quiesced) == 10 and change == "created again":
                 name = names[9]
                 stream.consumers.consumers[name] = StoredConsumer("id-new", stored)
                 _, led.consumers[name] = served_of(log, object())
@@ -212,11 +217,11 @@ def test_consumers_of_one_stream_may_change_while_others_have_the_event_loop(log
             return left
 
         async def other() -> None:
-            assert 0 < len(settled) <= 100, "it has a turn"
+            assert 0 < len(quiesced) <= 100, "it has a turn"
             if change == "not led":
                 del serving._led[stream]
 
-        led.settle_until = changing  # type: ignore[method-assign]
+        led.reconcile_until = changing  # type: ignore[method-assign]
         turn = asyncio.create_task(other())
         found = await serving.numbers(stream, None, time.monotonic() + 60)
         await turn

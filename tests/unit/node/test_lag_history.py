@@ -23,7 +23,7 @@ class _Lags:
         self.asked: dict[str, list[int]] = {}
         self._seconds_per_row = seconds_per_row
 
-    async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
+    async def on_this_broker(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
         self.asked = {name: list(offsets) for name, offsets in positions.items()}
         return {
             name: [
@@ -51,7 +51,7 @@ def history_of(lags: _Lags, cursors: list[SimpleNamespace], positions: Sequence[
         SimpleNamespace(led_here=lambda: [("s", stream)]),
         lags,
         SimpleNamespace(find=find),
-        SimpleNamespace(led_here=lambda: {"s": positions}, here=counted),
+        SimpleNamespace(led_here=lambda: {"s": positions}, on_this_broker=counted),
     )
     return LagHistory(*parts)
 
@@ -69,7 +69,7 @@ def test_each_unit_is_noted_and_a_consumer_that_is_deleted_is_unknown_then() -> 
         await history.sample()
         cursors[:] = [cursor("behind", 80)]
         await history.sample()
-        return await history.here("s")
+        return await history.on_this_broker("s")
 
     assert asyncio.run(sampled()) == {
         "behind": {"rows": [40, 20], "bytes": [400, 200], "seconds": [20, 10]},
@@ -134,7 +134,7 @@ def test_only_those_furthest_behind_are_looked_up(monkeypatch: pytest.MonkeyPatc
 
     async def sampled() -> dict[str, dict[str, list[int | None]]]:
         await history.sample()
-        return await history.here("s")
+        return await history.on_this_broker("s")
 
     found = asyncio.run(sampled())
     assert noted.asked == {"s": [10, 50]}

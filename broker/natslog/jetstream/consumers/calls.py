@@ -84,8 +84,8 @@ class ConsumerCalls:
             else:
                 served = await self._add(led, name, config, request, stream_config)
             if config.is_push:  # its subscriber may have come just before
-                await led.leaf.settled()
-                served.look_at_interest()
+                await led.leaf.quiesced()
+                served.check_interest()
             info = await self._info(led, served)  # before the first delivery
             served.begin()
             return info
@@ -171,10 +171,10 @@ class ConsumerCalls:
         if beyond:
             raise api_error("limits_violate", ", ".join(beyond))
 
-    async def settled(self, stream: HostedStream) -> None:
-        """As `LedConsumers.settled`."""
+    async def quiesced(self, stream: HostedStream) -> None:
+        """As `LedConsumers.quiesced`."""
         if (led := self.serving.of(stream)) is not None:
-            await led.settled()
+            await led.quiesced()
 
     async def purged(self, stream: HostedStream, pattern: str) -> None:
         """As `LedConsumers.purged`."""
@@ -253,7 +253,7 @@ class ConsumerCalls:
         return request, sorted(shown), consumers
 
     async def _info(self, led: LedConsumers, served: ServedConsumer, *, is_listed: bool = False) -> dict[str, Any]:
-        left = await led.settle(served)
+        left = await led.reconcile(served)
         machine, record, at_us = served.machine, served.record, led.now_us()
 
         def pair(numbers: tuple[int, int], last_us: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from natslog.jetstream.consumers.config import ConsumerConfig
 from natslog.jetstream.consumers.machine import Consumer
 from natslog.jetstream.consumers.pending import Longs
 from natslog.jetstream.consumers.pulls import FOREVER_US
-from natslog.jetstream.consumers.reading import gone_of, start_after_purge
+from natslog.jetstream.consumers.reading import missing_of, start_after_purge
 from natslog.jetstream.consumers.retention import Retention
 from natslog.jetstream.consumers.served import ServedConsumer
 from natslog.jetstream.consumers.state import ConsumerRecord, consumer_record, restore, state_of, state_record, unpacked
@@ -170,7 +170,7 @@ class LedConsumers:
             del self.consumers[name]
             raise
         self.changed(served)
-        self.retention.look_again()
+        self.retention.check_again()
         return served
 
     def _served(self, name: str, consumer_id: str, record: ConsumerRecord) -> ServedConsumer:
@@ -290,7 +290,7 @@ class LedConsumers:
         threshold_ns = served.record.config.inactive_threshold
         if threshold_ns <= 0:
             return False
-        served.send(served.machine.look(now_us, at_end=served.is_hungry))
+        served.send(served.machine.due_statuses(now_us, at_end=served.is_hungry))
         return served.machine.idle_since_us(now_us) + threshold_ns // 1000 <= now_us
 
     async def delete_inactive(self, served: ServedConsumer) -> None:
@@ -332,15 +332,15 @@ class LedConsumers:
             while True:
                 await advanced.wait()
                 advanced.clear()
-                self._look_for_purge()
+                self._find_purge()
                 for served in list(self.consumers.values()):
                     if served.is_hungry:
                         served.wake()
-                self.retention.look_again()
+                self.retention.check_again()
         finally:
             self.stream.watchers.discard(advanced)
 
-    def _look_for_purge(self) -> None:
+    def _find_purge(self) -> None:
         below = self.stream.record.purged_below
         if below > self._purged_below and not self._is_ending:
             self._purged_below = below
@@ -358,7 +358,7 @@ class LedConsumers:
                 extra=event("consumer.purge_waits", stream=self.stream.name, reason=error.code),
             )
             self._purged_below = Offset(0)
-            asyncio.get_running_loop().call_later(_RETRY_S, self._look_for_purge)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._find_purge)
 
     async def purged(self, pattern: str) -> None:
         """Messages on subjects that this pattern covers were purged, or, if it is empty, the oldest ones. Raises
@@ -369,25 +369,25 @@ class LedConsumers:
         for served in list(self.consumers.values()):
             filters, tracked = served.record.config.filters, served.machine.tracked
 
-            def look(filters: tuple[str, ...] = filters, tracked: Any = tracked) -> tuple[int | None, Any]:
-                return start_after_purge(log, pattern, filters), gone_of(log, tracked)
+            def read_missing(filters: tuple[str, ...] = filters, tracked: Any = tracked) -> tuple[int | None, Any]:
+                return start_after_purge(log, pattern, filters), missing_of(log, tracked)
 
-            start, gone = await loop.run_in_executor(self.readers, look)
+            start, gone = await loop.run_in_executor(self.readers, read_missing)
             if start is not None:
                 served.machine.purged(start, gone, self.now_us())
                 self.changed(served)
                 served.wake()
 
-    async def settle(self, served: ServedConsumer) -> int:
+    async def reconcile(self, served: ServedConsumer) -> int:
         """Messages that are gone need no ack any more, and requests that have expired end. Returns how many messages
         are left to be delivered. Raises CorruptLog.
         """
-        left = await self._settle(served, math.inf)
+        left = await self._reconcile(served, math.inf)
         assert left is not None, "it does not end before"
         return left
 
-    async def settle_until(self, served: ServedConsumer, deadline_s: float) -> int | None:
-        """As `settle`, until `deadline_s` of `time.monotonic`. None: how many are left is not known. Raises
+    async def reconcile_until(self, served: ServedConsumer, deadline_s: float) -> int | None:
+        """As `reconcile`, until `deadline_s` of `time.monotonic`. None: how many are left is not known. Raises
         CorruptLog.
         """
         log, machine = self.stream.usable_log(), served.machine
@@ -395,15 +395,15 @@ class LedConsumers:
         if time.monotonic() > deadline_s:
             return left
         if left is None or len(machine.pending) + len(machine.exceeded) > _FEW:
-            return await self._settle(served, deadline_s)
-        self._note_settled(served, gone_of(log, machine.tracked), left)
+            return await self._reconcile(served, deadline_s)
+        self._note_reconciled(served, missing_of(log, machine.tracked), left)
         return left
 
-    async def _settle(self, served: ServedConsumer, deadline_s: float) -> int | None:
+    async def _reconcile(self, served: ServedConsumer, deadline_s: float) -> int | None:
         log, tracked = self.stream.usable_log(), served.machine.tracked
 
-        def look() -> tuple[Any, int | None]:
-            return gone_of(log, tracked), served.count_until(log, deadline_s)
+        def read_missing() -> tuple[Any, int | None]:
+            return missing_of(log, tracked), served.count_until(log, deadline_s)
 
         try:
             async with asyncio.timeout(seconds_until(deadline_s)):
@@ -411,23 +411,23 @@ class LedConsumers:
         except TimeoutError:  # much is being read to deliver messages
             return None
         try:
-            looked = await in_thread_before(deadline_s, self.readers, look)
+            looked = await in_thread_before(deadline_s, self.readers, read_missing)
         finally:
             served.reading.release()
         if looked is None:
             return None
         gone, left = looked
-        self._note_settled(served, gone, left)
+        self._note_reconciled(served, gone, left)
         return left
 
-    def _note_settled(self, served: ServedConsumer, gone: Longs, left: int | None) -> None:
+    def _note_reconciled(self, served: ServedConsumer, gone: Longs, left: int | None) -> None:
         machine, now_us = served.machine, self.now_us()
         if len(gone):
-            machine.gone(gone, now_us)
+            machine.missing(gone, now_us)
         if left is not None:
             machine.num_pending = left
         if not served.is_closed:
-            served.send(machine.look(now_us, at_end=served.is_hungry))
+            served.send(machine.due_statuses(now_us, at_end=served.is_hungry))
             self.changed(served)
 
     # ---- storing ----
@@ -456,7 +456,7 @@ class LedConsumers:
                 await asyncio.sleep(_RETRY_S)
                 self._store_soon.set()
 
-    async def settled(self) -> None:
+    async def quiesced(self) -> None:
         """Returns when messages that are not needed any more are removed. Raises NatslogError."""
         if self.retention.policy != "limits":
             while self._changed or not self.retention.is_complete:
@@ -511,7 +511,7 @@ class LedConsumers:
 
     def link_is_up(self) -> None:
         for served in self.consumers.values():
-            served.look_at_interest()
+            served.check_interest()
             served.wake()
 
     def link_is_down(self) -> None:

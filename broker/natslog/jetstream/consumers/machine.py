@@ -193,7 +193,7 @@ class Consumer:
             return [status(reply, f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}")]
         found: list[Status] = []
         if len(self.pulls) >= self.pulls.most:
-            found += self.look(now_us, at_end=False)
+            found += self.due_statuses(now_us, at_end=False)
         self._used_us = now_us
         waiting = self.num_pending + self.pending.queued
         if request.no_wait and self.is_stalled and waiting and waiting < self.pulls.wanted:
@@ -202,12 +202,14 @@ class Consumer:
             return [*found] if request.idle_heartbeat > 0 else [*found, status(reply, "409 Exceeded MaxWaiting")]
         return found
 
-    def look(self, now_us: int, *, at_end: bool) -> list[Status]:
+    def due_statuses(self, now_us: int, *, at_end: bool) -> list[Status]:
         """Requests that have expired end; with `at_end` (there are no messages now) those that do not wait as well."""
         if not len(self.pulls):
             return []
         is_stalled = self.is_stalled
-        return self.pulls.look(now_us, self._idle_heartbeat, at_end=at_end and not is_stalled, is_stalled=is_stalled)
+        return self.pulls.due_statuses(
+            now_us, self._idle_heartbeat, at_end=at_end and not is_stalled, is_stalled=is_stalled
+        )
 
     # ---- acks ----
 
@@ -299,7 +301,7 @@ class Consumer:
             return pending
         return np.sort(np.concatenate((pending, np.fromiter(self.exceeded, np.int64))))
 
-    def gone(self, seqs: Longs, now_us: int) -> None:
+    def missing(self, seqs: Longs, now_us: int) -> None:
         """Tracked messages that are no longer in the stream."""
         if not len(seqs):
             return

@@ -189,7 +189,9 @@ class WaitingPulls:
     def due_us(self) -> int:
         return min((min(pull.expires_us, pull.heartbeat_us) for pull in self._waiting), default=FOREVER_US)
 
-    def look(self, now_us: int, heartbeat: Callable[[str], Status], *, at_end: bool, is_stalled: bool) -> list[Status]:
+    def due_statuses(
+        self, now_us: int, heartbeat: Callable[[str], Status], *, at_end: bool, is_stalled: bool
+    ) -> list[Status]:
         """Ends what has expired or has no subscriber any more; with `at_end` also the requests that do not wait.
 
         Args:

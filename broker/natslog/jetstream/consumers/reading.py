@@ -416,7 +416,7 @@ def covers(subjects: Any, filters: tuple[str, ...]) -> Any:
     return np.asarray(_marks(subjects, filters).to_numpy(zero_copy_only=False), np.bool_)
 
 
-def gone_of(log: StreamLog, seqs: Longs) -> Longs:
+def missing_of(log: StreamLog, seqs: Longs) -> Longs:
     """Those of these ascending sequences that the stream does not have any more."""
     if not len(seqs):
         return seqs

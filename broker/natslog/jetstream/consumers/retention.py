@@ -67,7 +67,7 @@ class Retention:
         log = self._led.stream.usable_log()
         return max(self._checked, log.first_readable_offset), log.high_watermark
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """There are messages, or consumers were deleted, or read other subjects."""
         if self.policy != "limits":
             self._led.store_soon()
@@ -75,7 +75,7 @@ class Retention:
     def begin_again(self) -> None:
         """Consumers have changed: messages that some of them had to ack may be needed by none now."""
         self._checked = 0
-        self.look_again()
+        self.check_again()
 
     def take_acked(self, served: ServedConsumer) -> None:
         """What this consumer acked since the last call is looked at by the next `removable`."""

@@ -140,7 +140,7 @@ class ServedConsumer:
         self._has_begun = True
         if self.record.config.is_push:
             self._owner.pushing.add(self)
-        self.look_at_interest()
+        self.check_interest()
         self.wake()
 
     def change(self, record: ConsumerRecord) -> None:
@@ -268,14 +268,14 @@ class ServedConsumer:
 
     async def _pull_when_known(self, reply: str, payload: bytes) -> None:
         try:
-            await self._owner.leaf.settled()
+            await self._owner.leaf.quiesced()
         finally:
             self._asked -= 1
         if not self.is_closed and self._owner.leaf.interest.has(reply):
             self.send(self.machine.pull(reply, payload, self._owner.now_us()))
             self.wake()
 
-    def look_at_interest(self) -> None:
+    def check_interest(self) -> None:
         """Of a push consumer: whether its deliver subject has a subscriber."""
         config = self.machine.config
         if config.is_push:
@@ -288,7 +288,7 @@ class ServedConsumer:
     def tick(self) -> None:
         """The time that the machine has waited for."""
         now_us = self._owner.now_us()
-        self.send([*self.machine.tick(now_us), *self.machine.look(now_us, at_end=self.is_hungry)])
+        self.send([*self.machine.tick(now_us), *self.machine.due_statuses(now_us, at_end=self.is_hungry)])
         self.note_exceeded()
         self.wake()
 
@@ -382,7 +382,7 @@ class ServedConsumer:
         owner.note_window(self)
         self.note_exceeded()
         is_paused = machine.paused_us > owner.now_us()
-        self.send(machine.look(owner.now_us(), at_end=self.is_hungry or is_paused))
+        self.send(machine.due_statuses(owner.now_us(), at_end=self.is_hungry or is_paused))
         owner.changed(self)
 
     async def _read(self, log: StreamLog, wanted: Wanted) -> tuple[Window, int]:
@@ -445,7 +445,7 @@ class ServedConsumer:
         machine = self.machine
         missing = np.setdiff1d(wanted.seqs, window.seqs)
         if wanted.is_again:
-            machine.gone(missing, self._owner.now_us())
+            machine.missing(missing, self._owner.now_us())
             still = machine.pending.find(window.seqs) >= 0  # not acked while they were read
             window = window if still.all() else window.only(still)
             self._assign(window, 0, len(window), left, is_again=True)

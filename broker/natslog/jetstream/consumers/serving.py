@@ -71,19 +71,19 @@ class ConsumerServing:
             if first:
                 await asyncio.sleep(0)
             some = names[first : first + _AT_ONCE]
-            left = await self._settled(stream, some, deadline_s)
+            left = await self._reconciled(stream, some, deadline_s)
             led = self._led.get(stream)
             found += positions_of(stream, {} if led is None else led.consumers, some, left)
         return found
 
-    async def _settled(self, stream: HostedStream, names: list[str], deadline_s: float) -> dict[str, int | None]:
+    async def _reconciled(self, stream: HostedStream, names: list[str], deadline_s: float) -> dict[str, int | None]:
         """How many messages are left for each of these consumers, as far as they are served and it is known: by id."""
         left: dict[str, int | None] = {}
         for name in names:
             led = self._led.get(stream)  # reads take time, in which another broker may become the leader
             if led is not None and (served := led.consumers.get(name)) is not None:
                 try:
-                    left[served.id] = await led.settle_until(served, deadline_s)
+                    left[served.id] = await led.reconcile_until(served, deadline_s)
                 except (NatslogError, OSError) as error:
                     logger.debug("consumer %s of stream %s: what is left is unknown: %s", name, stream.name, error)
         return left
@@ -175,7 +175,7 @@ class ConsumerServing:
     def interest_changed(self, subject: str) -> None:
         """Subscribers of this subject, which may have wildcards, have come or gone."""
         for served in list(self._pushing):
-            served.look_at_interest()
+            served.check_interest()
 
     def link_changed(self, is_up: bool) -> None:
         """Of the leafnode connection."""

@@ -223,7 +223,7 @@ class ActivityStream:
         requests = self._cluster.requests
         return int(await requests.ask(leader, "activity", _ASK_WITHIN_S, producer=producer, rows=rows))
 
-    async def here(self, producer: str, rows: Sequence[Sequence[Any]]) -> int:
+    async def on_this_broker(self, producer: str, rows: Sequence[Sequence[Any]]) -> int:
         """Appends events to the stream, which is led here. Returns the number of the last one that is stored.
 
         Raises:

@@ -49,7 +49,7 @@ class ConsumerCursors:
     def __init__(self, cluster: ClusterNode, hosting: Hosting, positions: Positions) -> None:
         self._cluster, self._hosting, self._positions = cluster, hosting, positions
 
-    async def here(
+    async def on_this_broker(
         self, names: Sequence[str], consumer: str | None = None, count_within_s: float = 0.0
     ) -> dict[str, list[ConsumerPosition]]:
         """By stream, of those that are led here: all consumers or the one of this name, with their numbers, which are
@@ -152,7 +152,7 @@ class ConsumerCursors:
         version before supports nothing else.
         """
         if leader == self._cluster.me:
-            return await self.here(names, consumer, count_within_s)
+            return await self.on_this_broker(names, consumer, count_within_s)
         found = None
         if consumer is not None or count_within_s:
             arguments = {"names": names, "consumer": consumer, "count_within_s": count_within_s}

@@ -135,7 +135,7 @@ async def _append_once(stream: HostedStream, requested: Commit, parts: list[Stag
     ingest.hand_to_writer(work)
     outcome = await work.done
     if isinstance(outcome, NatslogError):
-        raise stream.as_told(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
+        raise stream.error_for_clients(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
     run, is_new = outcome
     await wait_until_committed(stream, leading, run.end)
     if is_new:

@@ -224,12 +224,12 @@ class FetchSession:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = loop.call_at(self._held_until_s, self._look_at_held)
+            self._timer = loop.call_at(self._held_until_s, self._check_held)
 
-    def _look_at_held(self) -> None:
+    def _check_held(self) -> None:
         self._timer, loop = None, asyncio.get_running_loop()
         if self._held is not None and loop.time() < self._held_until_s:
-            self._timer = loop.call_at(self._held_until_s, self._look_at_held)
+            self._timer = loop.call_at(self._held_until_s, self._check_held)
         else:
             self._answer_held()
 

@@ -310,7 +310,7 @@ class Hosting:
         The metadata leadership goes first: what follows needs a metadata leader that remains.
         """
         if self._group.state.feature_level >= STOP_LEVEL:
-            await self._tell_cluster(StopBroker(broker=self.me, incarnation=self._data_dir.incarnation))
+            await self._announce_stop(StopBroker(broker=self.me, incarnation=self._data_dir.incarnation))
         stopping = [one.id for one in self._group.state.brokers.values() if one.is_stopping]
         await self._group.step_down(stopping)
         streams = list(self.streams.values())
@@ -320,11 +320,11 @@ class Hosting:
         await asyncio.gather(*(stream.driver.transfer_leadership(to) for stream, to in successors))
         leaving = tuple(stream.id for stream in streams if stream.driver.leave())
         if leaving:
-            await self._tell_cluster(
+            await self._announce_stop(
                 LeaveReplicas(broker=self.me, incarnation=self._data_dir.incarnation, stream_ids=leaving)
             )
 
-    async def _tell_cluster(self, command: StopBroker | LeaveReplicas) -> None:
+    async def _announce_stop(self, command: StopBroker | LeaveReplicas) -> None:
         """Best effort: without a metadata leader the broker stops all the same."""
         try:
             async with asyncio.timeout(_TELL_WITHIN_S):

@@ -44,7 +44,7 @@ async def append_batches(stream: HostedStream, batches: Batches) -> int:
     ingest.hand_to_writer(work)
     outcome = await work.done
     if isinstance(outcome, NatslogError):
-        raise stream.as_told(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
+        raise stream.error_for_clients(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
     await wait_until_committed(stream, leading, stream.usable_log().whole_end_offset)
     return outcome
 

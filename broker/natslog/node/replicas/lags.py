@@ -77,7 +77,7 @@ class Lags:
         lag = await asyncio.get_running_loop().run_in_executor(self._readers, log.reader.lag, offset)
         return lag_json(lag, stream.record.id)
 
-    async def here(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
+    async def on_this_broker(self, positions: Mapping[str, Sequence[int]]) -> dict[str, list[LagJson]]:
         """Of several offsets at each of several streams; those that are not led here, or have no known lag, are
         omitted.
         """
@@ -93,7 +93,7 @@ class Lags:
             record = self._cluster.state.streams.get(name)
             if record is not None and record.leader is not None:
                 by_leader.setdefault(record.leader, {})[name] = offsets
-        found = await self.here(by_leader.pop(self._cluster.me, {}))
+        found = await self.on_this_broker(by_leader.pop(self._cluster.me, {}))
         asked = {leader: {"positions": theirs} for leader, theirs in by_leader.items()}
         for answer in (await self._cluster.requests.ask_others("lags", _ASK_WITHIN_S, asked)).values():
             found |= answer
@@ -106,7 +106,7 @@ class Lags:
 
     async def of_cursors_led_here(self, cursors: Sequence[CursorRecord]) -> list[CursorLag]:
         """Of those on streams that are led here."""
-        found = await self.here(_offsets_by_stream(cursors))
+        found = await self.on_this_broker(_offsets_by_stream(cursors))
         pairs = zip(cursors, _in_order(cursors, found), strict=True)
         return [(cursor, lag) for cursor, lag in pairs if lag is not None]
 

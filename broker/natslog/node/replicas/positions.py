@@ -67,7 +67,7 @@ class Positions:
             "leader_epoch": stream.leader_epoch,
         } | ({} if compressed is None else dict(zip(("compressed", "uncompressed"), compressed, strict=True)))
 
-    async def here(self, name: str | None = None) -> dict[str, Position]:
+    async def on_this_broker(self, name: str | None = None) -> dict[str, Position]:
         """Of the streams that this broker leads, or of that one."""
         streams = self._hosting.streams
         asked = streams.items() if name is None else [(name, streams[name])] if name in streams else []

@@ -30,7 +30,7 @@ class Receipts:
     def __init__(self, cluster: ClusterNode, hosting: Hosting) -> None:
         self._cluster, self._hosting = cluster, hosting
 
-    async def here(self, name: str, erasure_id: str) -> ReplicaReceipt:
+    async def on_this_broker(self, name: str, erasure_id: str) -> ReplicaReceipt:
         """Of the replica here.
 
         Raises:

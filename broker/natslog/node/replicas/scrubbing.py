@@ -36,7 +36,7 @@ from natslog.node.replicas.stream import HostedStream
 
 logger = logging.getLogger("natslog.node")
 
-_LOOK_EVERY_S = 30.0
+_CHECK_EVERY_S = 30.0
 _REPAIR_POLL_S = 1.0
 _TURN_S = 5.0
 _STORE_EVERY_S = 10.0
@@ -77,7 +77,7 @@ class Scrubber:
 
     # ---- on request ----
 
-    async def here(self, name: str, begin: bool = False) -> ReplicaScrub:
+    async def on_this_broker(self, name: str, begin: bool = False) -> ReplicaScrub:
         """The state of the replica here; with `begin`, a new pass begins, from the start of the log.
 
         Raises:
@@ -111,7 +111,7 @@ class Scrubber:
     async def run(self) -> None:
         """Returns after `stop_soon`, when work in progress has ended."""
         is_behind = False
-        while not await self._is_stopping_within(0.0 if is_behind else self._next_look_s()):
+        while not await self._is_stopping_within(0.0 if is_behind else self._next_check_s()):
             self._wanted.clear()
             is_behind = False
             try:
@@ -130,10 +130,10 @@ class Scrubber:
         await wait_for_at_most(seconds, self._wanted.wait())
         return self._stopping.is_set()
 
-    def _next_look_s(self) -> float:
+    def _next_check_s(self) -> float:
         """Sooner while a pass waits for the repair of its log."""
         is_waiting = any(one.log is not None and one.log.scrub.is_running for one in self._hosting.streams.values())
-        return _REPAIR_POLL_S if is_waiting else _LOOK_EVERY_S
+        return _REPAIR_POLL_S if is_waiting else _CHECK_EVERY_S
 
     def _now_us(self) -> int:
         reading = self._cluster.clock.reading()

@@ -191,7 +191,7 @@ class HostedStream:
         """Why the replica does not serve, or not fully."""
         return self._replica.problem or next((log.failure for log in self.logs if log.failure is not None), None)
 
-    def as_told(self, problem: NatslogError) -> NatslogError:
+    def error_for_clients(self, problem: NatslogError) -> NatslogError:
         """The error for clients if this replica has a problem: retriable if another replica may become leader."""
         if self.losses.is_final(problem, others_hold_it=self._replica.context.others_hold_it):
             return problem
@@ -241,12 +241,14 @@ class HostedStream:
         await self._committed(lambda log: log.log_end_offset)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether `settled`, requested on the connection of the stream, returns at once. In the leader."""
+    def is_quiescent(self) -> bool:
+        """Whether `quiesced`, requested on the connection of the stream, returns at once. In the leader."""
         log, ingest = self.log, self.ingest
-        return log is not None and ingest is not None and ingest.is_settled and log.high_watermark >= log.log_end_offset
+        return (
+            log is not None and ingest is not None and ingest.is_quiescent and log.high_watermark >= log.log_end_offset
+        )
 
-    async def settled(self, *, is_on_its_connection: bool = False) -> None:
+    async def quiesced(self, *, is_on_its_connection: bool = False) -> None:
         """Returns when all that publishers have sent before the call is committed, or was refused. In the leader.
 
         Args:
@@ -259,7 +261,7 @@ class HostedStream:
             return
         if not is_on_its_connection:
             await self.nats.flush()
-        await self.ingest.settled()
+        await self.ingest.quiesced()
         end = self.usable_log().log_end_offset
         await self._committed(lambda _: end)
 

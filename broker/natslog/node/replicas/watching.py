@@ -21,7 +21,7 @@ from natslog.node.replicas.stream import HostedStream
 
 logger = logging.getLogger("natslog.node")
 
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 """How soon a stream that was created, deleted or got another leader is noticed; messages end the wait at once."""
 _UNWATCHED_S = 0.1
 _ANSWER_WITHIN_S = 2.0
@@ -36,7 +36,7 @@ class Watching:
     def __init__(self, cluster: ClusterNode, positions: Positions) -> None:
         self._cluster, self._positions = cluster, positions
 
-    async def here(self, seen: Seen, wait_ms: int) -> None:
+    async def on_this_broker(self, seen: Seen, wait_ms: int) -> None:
         """Returns when a stream led here differs from what was seen, or after the wait."""
         led = {name: stream for name in seen if (stream := self._positions.led(name)) is not None}
         news = asyncio.Event()
@@ -73,7 +73,7 @@ class Watching:
         try:
             while (left_s := until_s - loop.time()) > 0:
                 done, _ = await asyncio.wait(
-                    tasks, timeout=min(_LOOK_EVERY_S, left_s), return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=min(_CHECK_EVERY_S, left_s), return_when=asyncio.FIRST_COMPLETED
                 )
                 if done:
                     return

@@ -148,11 +148,11 @@ class StreamIngest:
         await asyncio.sleep(0)  # the loop has processed the results of the last turn
 
     @property
-    def is_settled(self) -> bool:
+    def is_quiescent(self) -> bool:
         """Whether all messages received until now are appended or refused. In the event loop."""
         return self._ended >= self._writer.begun
 
-    async def settled(self) -> None:
+    async def quiesced(self) -> None:
         """Returns when all messages received until now are appended or refused. In the event loop."""
         begun = self._writer.begun
         while self._ended < begun:

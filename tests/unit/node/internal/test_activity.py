@@ -97,4 +97,4 @@ def test_rows_of_one_request_are_bounded() -> None:
 
 def test_other_broker_is_refused_where_the_stream_is_not_here() -> None:
     with pytest.raises(Exception, match="is not on this broker"):
-        asyncio.run(Stage().activity.here("metadata", []))
+        asyncio.run(Stage().activity.on_this_broker("metadata", []))

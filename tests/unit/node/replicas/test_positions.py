@@ -37,7 +37,7 @@ def test_position_of_one_stream_is_asked_of_its_leader_alone() -> None:
     cluster: Any = SimpleNamespace(me=ME, has_session=lambda: True)
     hosting: Any = SimpleNamespace(streams=Streams())
     positions = Positions(cluster, hosting)
-    broker: Any = SimpleNamespace(answerers={"leading": positions.here})
+    broker: Any = SimpleNamespace(answerers={"leading": positions.on_this_broker})
     cluster.requests = Requests(ME, {OTHER: link}.get, broker)  # type: ignore[arg-type]
     assert asyncio.run(positions.of_one(record_of(leader=OTHER))) == {"high_watermark": 7}
     assert link.asked == [{"what": "leading", "name": "orders"}]

@@ -42,7 +42,7 @@ _FAST = 1 << 30
 
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubbing, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(scrubbing, "_CHECK_EVERY_S", 0.02)
 
 
 class ScrubbedStream(UpkeepStream):
@@ -133,7 +133,7 @@ def test_streams_are_read_once_an_interval(tmp_path: Path) -> None:
             assert count == sum(sum(segment_at(log, at).index.lengths) for at in range(3))
         await asyncio.sleep(0.3)  # several rounds
         assert [one.scrubbed_bytes for one in streams.values()] == read
-        state = await scrubber.here("a")
+        state = await scrubber.on_this_broker("a")
         assert (state["broker"], state["progress"], state["damaged"]) == (ME, None, [])
         assert abs(state["completed_us"] / 1e6 - time.time()) < 30
 
@@ -153,7 +153,7 @@ def test_a_single_replica_names_the_offsets_once_and_reads_on(tmp_path: Path, ca
 
     async def story(scrubber: Scrubber) -> None:
         await until(lambda: log.scrub.passes >= 3 and not log.scrub.is_running)
-        assert (await scrubber.here("orders"))["damaged"] == [(3, 6), (6, 9)]
+        assert (await scrubber.on_this_broker("orders"))["damaged"] == [(3, 6), (6, 9)]
 
     scrubbing_of(tmp_path, {"orders": stream}, story, scrub_interval_s=0.001)
     errors = [one.getMessage() for one in caplog.records if "scrubbing found damage" in one.getMessage()]
@@ -168,7 +168,7 @@ def test_a_requested_pass_begins_at_once_even_if_scrubbing_is_off(tmp_path: Path
     async def story(scrubber: Scrubber) -> None:
         await asyncio.sleep(0.05)
         assert stream.scrubbed_bytes == 0
-        state = await scrubber.here("orders", begin=True)
+        state = await scrubber.on_this_broker("orders", begin=True)
         assert state["progress"] == 0.0
         await until(lambda: not stream.usable_log().scrub.is_running)
         assert stream.scrubbed_bytes > 6000
@@ -195,7 +195,7 @@ def test_a_stop_ends_a_pass_soon_and_it_continues_after_a_restart(tmp_path: Path
 def test_a_replica_that_is_the_only_one_in_sync_goes_on_until_another_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubbing, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(scrubbing, "_CHECK_EVERY_S", 0.02)
     stream = ScrubbedStream(tmp_path / "orders", 3)
     stream.has_others_in_sync = False
     log = stream.usable_log()
@@ -391,7 +391,7 @@ def test_damage_at_the_same_place_drops_nothing_and_names_the_offsets_once(
         log.reader.forget_proofs(segment_at(log, 1).path)
         with pytest.raises(CorruptLog) as found:
             log.reader.plan_read(1, max_bytes=1)
-        assert stream.as_told(found.value) is found.value, "no other broker has it"
+        assert stream.error_for_clients(found.value) is found.value, "no other broker has it"
         await stream.driver.stop()
 
     run(tmp_path, story)

@@ -85,7 +85,7 @@ def test_a_commit_is_made_and_acked_before_the_frames_are_given_back(log: Stream
         for at in range(5):
             receive(ingest, b"%d" % at, b"and")
             assert answers.bodies[-2:] == [{"stream": "orders", "seq": 2 * at + seq} for seq in (1, 2)]
-            assert ingest.is_settled
+            assert ingest.is_quiescent
         stats = ingest.stats
         assert (stats.received, stats.committed, stats.commits, stats.acked_commits) == (10, 10, 5, 5)
 
@@ -227,7 +227,7 @@ def test_what_a_thread_has_committed_is_told_of_first(log: StreamLog, how: str) 
         pace.is_quick = True  # type: ignore[misc]
         receive(ingest, b"x", headers=b"NATS/1.0\r\nA: b\r\n\r\n" if how == "gathered" else b"")
         ended_in_thread(ingest)
-        await ingest.settled()
+        await ingest.quiesced()
         assert ends == [1, 2]
         assert [body["seq"] for body in answers.bodies] == [1, 2]
 
@@ -266,7 +266,7 @@ def test_what_an_errand_has_appended_is_told_of_first(
             receive(ingest, b"1")
         receive(ingest, b"2")
         ended_in_thread(ingest)
-        await ingest.settled()
+        await ingest.quiesced()
         expected = {"in a thread": ["errand", "commit 1"], "in the event loop": ["commit 1", "errand", "commit 2"]}
         assert told == expected[where]
 
