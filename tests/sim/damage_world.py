@@ -14,7 +14,16 @@ from random import Random
 
 import msgspec
 
-from natslog.cluster.damage import Fetch, GiveUp, Losses, OffsetRange, RangeRepair, Remedy, remedy_for
+from natslog.cluster.damage import (
+    Fetch,
+    GiveUp,
+    Losses,
+    OffsetRange,
+    RangeRepair,
+    Remedy,
+    has_others_in_sync,
+    remedy_for,
+)
 from natslog.errors import BrokerUnavailable, CorruptLog
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, StreamSettings
 from tests.sim.raft_checker import Violation, require
@@ -117,13 +126,14 @@ class DamageWorld:
         require(not is_final or not others or was_asked, "a client gets damage as final that others may not have")
         if is_final and others and not was_asked:
             require(not has_copy, "another replica has it")
-        remedy = remedy_for(error, self.record, replica.me, is_in_sealed_segment=True)
-        require(remedy is not Remedy.RANGE or set(self.record.isr) != {replica.me}, "no other replica is in sync")
+        remedy = remedy_for(error, self.record, is_in_sealed_segment=True)
+        require((remedy is Remedy.RANGE) == bool(others), "a replica of several keeps its role, and one alone its log")
         if remedy is Remedy.RANGE:
             replica.known |= set(range(*damaged))
 
     def repair(self, replica: SimReplica) -> None:
-        self._repair(replica, accepts_loss=False)
+        if has_others_in_sync(self.record, replica.me):
+            self._repair(replica, accepts_loss=False)
 
     def accept(self, _: SimReplica) -> None:
         """An operator accepts what is lost, on one replica after the other; each must answer."""

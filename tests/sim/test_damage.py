@@ -47,7 +47,8 @@ MUTATIONS: dict[str, tuple[Any, str, Any]] = {
     "one round of requests": (RangeRepair, "refused", as_one_round),
     "every damage is final for clients": (Losses, "cover", lambda self, error: True),
     "damage of the only replica is referred to others": (Losses, "is_final", lambda self, error, **_: False),
-    "repaired in place where no other is in sync": (damage_world, "remedy_for", lambda *_, **__: Remedy.RANGE),
+    "damage in a sealed segment costs the role": (damage_world, "remedy_for", lambda *_, **__: Remedy.LOG),
+    "damage of the only replica waits for another": (damage_world, "remedy_for", lambda *_, **__: Remedy.RANGE),
 }
 
 

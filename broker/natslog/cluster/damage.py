@@ -2,10 +2,10 @@
 
 Theory of operation. Damage is first that of one replica: where the replica is one of several, committed messages are on
 others, so the damaged part is fetched from them, and clients are referred to another replica. A damaged range inside a
-sealed segment is repaired in place, while the replica keeps its role. All other damage takes the replica out of the
-candidates, and the log is fetched again from the damage on (`cluster.replica`). A range that is damaged on every
-replica cannot be repaired: it is reported with its exact offsets, until it is repaired from a copy, or its loss is
-accepted.
+sealed segment is repaired in place, while the replica keeps its role; if no other replica is in sync, the repair waits
+for one. All other damage takes the replica out of the candidates, and the log is fetched again from the damage on
+(`cluster.replica`). A range that is damaged on every replica cannot be repaired: it is reported with its exact offsets,
+until it is repaired from a copy, or its loss is accepted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def has_others_in_sync(record: StreamRecord, me: BrokerId) -> bool:
     return any(broker != me for broker in record.isr)
 
 
-def remedy_for(error: NatslogError, record: StreamRecord, me: BrokerId, *, is_in_sealed_segment: bool) -> Remedy:
+def remedy_for(error: NatslogError, record: StreamRecord, *, is_in_sealed_segment: bool) -> Remedy:
     """Args: is_in_sealed_segment: the error names offsets of one sealed segment of the log of messages."""
-    is_range = is_in_sealed_segment and isinstance(error, CorruptLog) and has_others_in_sync(record, me)
+    is_range = is_in_sealed_segment and isinstance(error, CorruptLog) and len(record.replicas) > 1
     return Remedy.RANGE if is_range else Remedy.LOG
 
 

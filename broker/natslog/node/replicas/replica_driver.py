@@ -182,7 +182,7 @@ class ReplicaDriver:
             is_companion = found_in is not None and found_in.is_companion
             log = None if is_companion else self.log
             is_sealed = log is not None and _is_in_sealed_segment(log, error)
-            remedy = remedy_for(error, self.record, self.me, is_in_sealed_segment=is_sealed)
+            remedy = remedy_for(error, self.record, is_in_sealed_segment=is_sealed)
             if remedy is Remedy.LOG or log is None or not isinstance(error, CorruptLog):
                 self.repair_all(error, is_companion=is_companion)
             elif log.scrub.note(error):

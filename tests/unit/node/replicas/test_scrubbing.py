@@ -331,9 +331,14 @@ def test_damage_found_by_scrubbing_is_repaired_in_place_while_the_replica_leads(
     run(tmp_path, story)
 
 
-def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path, is_alone: bool) -> None:
+    """Also where it was found while no other replica was in sync: the repair waits for one."""
+
     async def story(stage: ReplicaStage) -> None:
         stream, peer, values = await damaged_stream(stage)
+        if is_alone:
+            await stage.change(stream, isr=(ME,))
         log, woken = stream.usable_log(), list[bool]()
         stage.damage_found = lambda: woken.append(True)  # type: ignore[method-assign]
         log.reader.forget_proofs(segment_at(log, 1).path)
@@ -344,8 +349,13 @@ def test_damage_that_a_reader_finds_is_repaired_in_place(tmp_path: Path) -> None
             await asyncio.sleep(0)
         assert (stream.damage, log.scrub.damaged, woken) == (None, ((1, 2),), [True])
         with ThreadPoolExecutor(1) as executor:
-            await scrubber_with(tmp_path, stream, peer, executor)._repair_damaged()
-        assert (stored_values(log), stream.scrub_repaired) == (values, 1)
+            scrubber = scrubber_with(tmp_path, stream, peer, executor)
+            if is_alone:
+                await scrubber._repair_damaged()
+                assert (log.scrub.damaged, peer.asked) == (((1, 2),), [])
+                await stage.change(stream, isr=(ME, OTHER))
+            await scrubber._repair_damaged()
+        assert (stream.usable_log(), stored_values(log), stream.scrub_repaired) == (log, values, 1)
         await stream.driver.stop()
 
     run(tmp_path, story)
