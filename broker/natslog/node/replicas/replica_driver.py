@@ -2,7 +2,7 @@
 
 Theory of operation. Every input goes to the state machine first; then `act` executes the result: it releases messages
 that the high watermark (HW) has passed, passes on notices, and executes steps one after another in a separate task of
-the stream (`step_executor`). Nothing is decided here.
+the stream (`step_executor`). What is decided is in `cluster`.
 """
 
 from __future__ import annotations

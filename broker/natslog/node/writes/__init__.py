@@ -1,4 +1,4 @@
-"""From received messages to commits.
+"""From received messages to acks.
 
 `stream_ingest` is the path of one stream from frames to acks, through its parts in this order: `screening` (and
 `refusals`, with `header_checks`), `writer` (with `pace`), `commits` (with `admission`, `stream_room`,

@@ -1,5 +1,5 @@
 """What publishers get for messages that a stream does not store, and what operators see of it: each refusal is counted,
-and some of them are logged.
+and some of them are logged. All answers of a stream are sent here, acks too.
 """
 
 from __future__ import annotations
