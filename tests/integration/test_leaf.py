@@ -100,7 +100,7 @@ class Received:
         """What these messages of the link become, sorted."""
         self.messages.clear()
         assert link.send_now(b"".join(sent))
-        assert await link.settled()
+        assert await link.quiesced()
         await flushed(self._client)  # what the server has routed is here
         # Not the length of the queues: a message that was taken from one may still wait for its callback.
         await until(lambda: sum(one._received for one in self._subscriptions) == self._noted, "delivered")
@@ -130,17 +130,17 @@ def test_interest_begins_and_ends_with_the_subscription(
             first = await client.subscribe(pattern, queue=queue)
             second = await client.subscribe(pattern, queue=queue)
             await flushed(client)
-            assert await link.settled()
+            assert await link.quiesced()
             assert link.interest.has(subject)
             assert link.interest.has(subject, "workers") == bool(queue)
             await first.unsubscribe()
             await flushed(client)
-            assert await link.settled()
+            assert await link.quiesced()
             assert link.interest.has(subject), "one subscription is left"
             assert changed == [pattern]
             await second.unsubscribe()
             await flushed(client)
-            assert await link.settled()
+            assert await link.quiesced()
             assert not link.interest.has(subject)
             assert changed == [pattern, pattern]
 
@@ -167,15 +167,15 @@ def test_interest_that_exists_before_is_complete_when_the_link_is_up(server: Nat
     asyncio.run(story())
 
 
-def test_settled_sees_each_subscription_that_was_made_just_before(server: NatsServer) -> None:
+def test_quiesced_sees_each_subscription_that_was_made_just_before(server: NatsServer) -> None:
     async def story() -> None:
         async with linked(server.leaf_url) as link, client_of(server) as client:
             for at in range(200):
                 await client.subscribe(f"just.{at}")
                 await flushed(client)
-                assert await link.settled()
+                assert await link.quiesced()
                 assert link.interest.has(f"just.{at}")
-            assert all(await asyncio.gather(*(link.settled() for _ in range(1000))))
+            assert all(await asyncio.gather(*(link.quiesced() for _ in range(1000))))
 
     asyncio.run(story())
 
@@ -235,7 +235,7 @@ def test_queue_groups_get_what_names_them_and_plain_subscribers_everything(
             await received.subscribe("plain", "in.q")
             for group in ("workers", "workers", "loggers"):
                 await received.subscribe(group, "in.*", group)
-            assert await link.settled()
+            assert await link.quiesced()
             assert link.interest.groups("in.q") == {"workers", "loggers"}
             got = await received.of(link, message(form % (ACK + b"@orders.new"), b"x", headers))
             assert [one[0] for one in got] == sorted(reached)
@@ -269,8 +269,8 @@ def test_messages_of_clients_do_not_come_over_the_link(server: NatsServer) -> No
             assert link._connection is not None
             await client.publish("anything", b"x" * 1000)
             await flushed(client)
-            assert await link.settled()
-            await link.settled()
+            assert await link.quiesced()
+            await link.quiesced()
             assert link._connection._reader.is_between_lines
             assert link.connections == 1
 
@@ -284,8 +284,8 @@ def test_two_brokers_on_one_server_have_their_own_connections(server: NatsServer
         async with linked(server.leaf_url) as one, linked(server.leaf_url) as other, client_of(server) as client:
             received = Received(client)
             await received.subscribe("s", "in.both")
-            assert await one.settled()
-            assert await other.settled()
+            assert await one.quiesced()
+            assert await other.quiesced()
             assert one.interest.has("in.both")
             assert other.interest.has("in.both")
             assert [m[4] for m in await received.of(one, message(b"in.both", b"1"))] == [b"1"]
@@ -301,7 +301,7 @@ def test_message_that_is_larger_than_the_limit_ends_the_connection(tmp_path: Pat
         async with linked(url, on_state=lambda up: None if up else lost.set()) as link:
             assert link.max_payload_bytes == 1000
             assert link.send_now(message(b"in.a", b"x" * 1000))
-            assert await link.settled()
+            assert await link.quiesced()
             assert link.send_now(message(b"in.a", b"x" * 1001))
             async with asyncio.timeout(10):
                 await lost.wait()
@@ -324,7 +324,7 @@ def test_interest_is_complete_again_when_the_server_has_restarted(tmp_path: Path
                 client = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
                 await client.subscribe("again.*")
                 await flushed(client)
-                assert await link.settled()
+                assert await link.quiesced()
                 assert link.interest.has("again.x")
                 await asyncio.to_thread(server.stop)
                 await until(lambda: states == [True, False], "lost")
@@ -332,7 +332,7 @@ def test_interest_is_complete_again_when_the_server_has_restarted(tmp_path: Path
                 assert not link.interest.has("again.x")
                 assert not link.send_now(message(b"again.x", b"1"))
                 assert not link.may_send("again.x")
-                assert not await link.settled()
+                assert not await link.quiesced()
                 await until(lambda: "leafnodes { port: 7422 }" in link.problem, "the remedy")
                 await asyncio.to_thread(server.start)
                 await until(lambda: link.is_up and link.interest.has("again.x"), "up again")
@@ -347,7 +347,7 @@ def test_interest_is_complete_again_when_the_server_has_restarted(tmp_path: Path
 def test_second_url_is_used_where_the_first_does_not_answer(server: NatsServer) -> None:
     async def story() -> None:
         async with linked(f"nats-leaf://127.0.0.1:{free_port()},{server.leaf_url}") as link:
-            assert await link.settled()
+            assert await link.quiesced()
 
     asyncio.run(story())
 
@@ -374,7 +374,7 @@ def test_server_that_says_nothing_any_more_is_lost_after_a_time(
         states: list[bool] = []
         async with linked(server.leaf_url, on_state=states.append) as link:
             with stopped(server):
-                assert not await link.settled(0.2)
+                assert not await link.quiesced(0.2)
                 await until(lambda: states == [True, False], "lost")
                 assert "sent nothing" in link.problem
             await until(lambda: link.is_reachable, "up again")
@@ -405,7 +405,7 @@ def test_server_that_accepts_less_than_is_sent_delays_and_then_refuses_more(tmp_
                 await waiting
             assert link.is_writable
             assert link.unsent_bytes <= 1024 * 1024
-            assert await link.settled(20)
+            assert await link.quiesced(20)
             assert link.connections == 1
             with stopped(server):
                 while link.send_now(message(b"in.a", b"x" * SIZE) * COUNT):
@@ -443,7 +443,7 @@ def test_link_logs_in_with(tmp_path: Path, method: Callable[[Path], Login], capl
 
     async def story(url: str) -> None:
         async with linked(url, credentials=NatsCredentials(**login.right)) as link:
-            assert await link.settled()
+            assert await link.quiesced()
             assert link._connection is not None
             assert link._connection.has_tls == ("tls_ca_file" in login.right)
         link = LeafLink(url, name="wrong", credentials=NatsCredentials(**login.wrong))
@@ -463,7 +463,7 @@ def test_user_and_password_of_the_leafnodes_block_in_the_url(tmp_path: Path) -> 
     async def story(url: str) -> None:
         right = url.replace("//", "//leaf:p%40ss@")
         async with linked(right) as link:
-            assert await link.settled()
+            assert await link.quiesced()
             assert "ss@" not in link.shown_url
         wrong = LeafLink(url.replace("//", "//leaf:SECRET@"), name="test")
         await wrong.open()
@@ -480,7 +480,7 @@ def test_token_in_the_url(tmp_path: Path) -> None:
 
     async def story(url: str) -> None:
         async with linked(url.replace("//", f"//{login.secret[0]}@")) as link:
-            assert await link.settled()
+            assert await link.quiesced()
 
     with leaf_server(tmp_path, login.configuration) as (_, url):
         asyncio.run(story(url))
@@ -545,7 +545,7 @@ def test_permissions_of_the_user_are_stated_and_end_the_connection_if_they_are_i
                 received = Received(client)
                 for subject in ("in.a", "in.*", "out"):
                     await received.subscribe(subject, subject)
-                assert await link.settled()
+                assert await link.quiesced()
                 assert [link.may_send(one) for one in ("in.a", "in.secret", "out")] == [True, False, False]
                 got = await received.of(link, message(b"in.a " + ACK + b"@out", b"1"))
                 assert [one[:2] for one in got] == [("in.*", "out"), ("in.a", "out")]
