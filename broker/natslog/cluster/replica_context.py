@@ -170,7 +170,7 @@ class ReplicaContext:
         if logs.damage is not None:
             if me in record.candidates and not is_following and self.others_hold_it:
                 self.propose("disable", record, DisableReplicas(broker=me, incarnation=incarnation, stream_ids=ids))
-        elif logs.messages is not None and not self.is_held:
-            self.propose("hold", record, HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids))
-        elif self.is_companion_unreported:
+        elif logs.messages is not None and not self.is_held and self.may_propose("hold", record.version):
+            self.notices.append(Propose(HoldReplicas(broker=me, incarnation=incarnation, stream_ids=ids)))
+        elif self.is_companion_unreported:  # also while the other proposal is not to be repeated yet
             self.propose("hold companion", record, HoldCompanions(broker=me, incarnation=incarnation, stream_ids=ids))

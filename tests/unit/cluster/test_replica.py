@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from natslog.cluster.commands import HoldCompanions, HoldReplicas
 from natslog.cluster.epochs import EpochHistory
 from natslog.cluster.replica import Replica
-from natslog.cluster.replica_steps import Follow, Open
+from natslog.cluster.replica_steps import Follow, Open, OpenCompanion, Propose
 from tests.unit.cluster.test_calm import Around
 from tests.unit.cluster.test_roles import record_of
 
@@ -64,3 +65,14 @@ def test_no_ids_are_taken_over_of_another_epoch_or_where_the_leader_keeps_none()
     replica = follower(Around(), isr=(1, 3))
     assert not replica.lacks_ids(EPOCH - 1, SERIAL)
     assert not replica.lacks_ids(EPOCH, 0)
+
+
+def test_that_the_companion_log_exists_is_proposed_while_the_log_of_messages_is_not_confirmed_yet() -> None:
+    record = msgspec.structs.replace(record_of((1, 3)), holders=(1, 3), has_companion=True, companion_holders=(1, 3))
+    replica = Replica(2, record, Around(), 0.0)
+    assert isinstance(replica.next_step(), Open)
+    replica.opened(OpenLog())
+    assert [type(one.command) for one in replica.take_notices() if isinstance(one, Propose)] == [HoldReplicas]
+    assert isinstance(replica.next_step(), OpenCompanion)
+    replica.companion_opened(OpenLog(), 10)
+    assert [type(one.command) for one in replica.take_notices() if isinstance(one, Propose)] == [HoldCompanions]
