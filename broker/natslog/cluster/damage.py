@@ -136,7 +136,7 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self.ranges: set[OffsetRange] = set()
+        self.ranges: frozenset[OffsetRange] = frozenset()  # replaced: threads of readers go through it
         self.accepted = 0
 
     def cover(self, error: NatslogError) -> bool:
@@ -147,12 +147,12 @@ class Losses:
     def note(self, lost: OffsetRange) -> bool:
         """Returns whether this is new, so that it is to be reported."""
         is_new = lost not in self.ranges
-        self.ranges.add(lost)
+        self.ranges |= {lost}
         return is_new
 
     def resolved(self, segment: OffsetRange, accepted: Sequence[OffsetRange]) -> None:
         """A segment has no damage any more: what could not be repaired in it was accepted as lost."""
-        self.ranges = {one for one in self.ranges if not segment[0] <= one[0] < segment[1]}
+        self.ranges = frozenset(one for one in self.ranges if not segment[0] <= one[0] < segment[1])
         self.accepted += sum(end - start for start, end in accepted)
 
     def are_repairable(self, error: NatslogError, record: StreamRecord, me: BrokerId) -> bool:

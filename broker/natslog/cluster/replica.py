@@ -376,7 +376,7 @@ class Replica:
         self._end_step(Open)
         self.logs.messages, self.state = log, Idle()
         self.logs.high_watermark = log.high_watermark
-        self.context.propose_own_state(is_following=isinstance(self.state, Following))
+        self.context.propose_own_state(is_following=False)
 
     def companion_opened(self, log: Log, delivered: int) -> None:
         """The step `OpenCompanion` succeeded; the owner was given all records below `delivered`."""
