@@ -127,7 +127,7 @@ class StreamIngest:
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called, in the event loop, with the error that stopped the writer."""
-        self._writer.on_bug = on_bug
+        self._writer.start(on_bug)
 
     async def stop(self) -> None:
         """Appends received messages, then ends; messages that are committed by then are acked."""
@@ -137,8 +137,7 @@ class StreamIngest:
         """Ends at once: another broker is leader. Uncommitted messages are not acked: their publishers send them
         again.
         """
-        self._writer.is_abandoned = True
-        await self._writer.stop()
+        await self._writer.stop(abandon=True)
         await asyncio.sleep(0)  # the loop has processed the results of the last turn
         self._waiting.drop()
 

@@ -52,8 +52,7 @@ class StreamWriter:
 
     Attributes:
         begun: the number of commits so far, of which `finish` gets an outcome, with the one that is being gathered.
-        timing: when a small commit begins. is_closing: no more messages are taken. is_abandoned: what is gathered is
-            not stored any more. on_bug: is called, in the event loop, with the error that stopped the writer.
+        is_closing: no more messages are taken.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class StreamWriter:
         pace: DiskPace,
     ) -> None:
         self.begun = 0
-        self.timing = CommitTiming()
-        self.is_closing = self.is_abandoned = False
-        self.on_bug: Callable[[str, BaseException], None]
+        self._timing = CommitTiming()
+        self.is_closing = self._is_abandoned = False
+        self._on_bug: Callable[[str, BaseException], None]
         self._name, self._log, self._commits, self._finish = name, log, commits, finish
         self._stream_time, self._executor, self._memory, self._pace = stream_time, executor, memory, pace
         self._loop = asyncio.get_running_loop()
@@ -99,7 +98,7 @@ class StreamWriter:
 
     def is_to_wait(self, rows: int) -> bool:
         """Whether a commit of so many rows is to wait for more."""
-        return self.timing.pause_s(rows, time.monotonic()) > 0
+        return self._timing.pause_s(rows, time.monotonic()) > 0
 
     def commit_at_once(self, rows: int, now_us: int, commit: Callable[[], Outcome]) -> bool:
         """Makes a small commit of so many rows now, in the event loop; False, and nothing is done, where that may take
@@ -156,10 +155,14 @@ class StreamWriter:
             self._errands.append(carried(errand))
             self._ensure_turn()
 
-    async def stop(self) -> None:
-        """Returns when all that was gathered is committed, and nothing more will be."""
+    def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
+        """`on_bug` is called, in the event loop, with the error that stopped the writer."""
+        self._on_bug = on_bug
+
+    async def stop(self, *, abandon: bool = False) -> None:
+        """Returns when all that was gathered is committed, or with `abandon` dropped, and nothing more will be."""
         with self._lock:
-            self.is_closing = True
+            self.is_closing, self._is_abandoned = True, self._is_abandoned or abandon
             self._ensure_turn()
         await self._stopped.wait()
 
@@ -178,13 +181,13 @@ class StreamWriter:
 
     def awaits_copies(self) -> None:
         """A commit is stored here, and not by all in-sync replicas yet."""
-        self.timing.copying(time.monotonic())
+        self._timing.copying(time.monotonic())
 
     def was_copied(self, rows: int, *, is_last: bool) -> None:
         """All in-sync replicas have so many more rows, and their acks are sent. `is_last`: no other commit waits."""
         with self._lock:
             gathered_rows = sum(one.builder.rows for one in self._gathered)
-        self.timing.acked(rows, gathered_rows, time.monotonic(), is_last=is_last)
+        self._timing.acked(rows, gathered_rows, time.monotonic(), is_last=is_last)
         self._begin_gathered()
 
     def _ensure_turn(self) -> None:
@@ -200,7 +203,7 @@ class StreamWriter:
         self._is_turn_due = False
         with self._lock:
             rows, is_small = self._gathered[0].builder.rows, self._is_gathered_small()
-            pause_s = self.timing.pause_s(rows, time.monotonic()) if is_small and not self.is_closing else 0.0
+            pause_s = self._timing.pause_s(rows, time.monotonic()) if is_small and not self.is_closing else 0.0
             if pause_s > 0:
                 self._has_turn = False
                 self._postpone(self._loop.time() + pause_s)
@@ -268,7 +271,7 @@ class StreamWriter:
                     return
                 work = self._next_work()
         except BaseException as error:
-            self._loop.call_soon_threadsafe(self.on_bug, f"the writer of stream {self._name}", error)
+            self._loop.call_soon_threadsafe(self._on_bug, f"the writer of stream {self._name}", error)
             raise
 
     def _next_work(self) -> Callable[[], None] | None:
@@ -309,7 +312,7 @@ class StreamWriter:
             self._idle = None
 
     def _commit(self, gathering: Gathering) -> None:
-        if self.is_abandoned:
+        if self._is_abandoned:
             error = ShuttingDown("another broker is now the leader: send the message again")
             outcome = Outcome(0, gathering.frame_bytes, refusal=error)
         else:
