@@ -113,7 +113,7 @@ class HttpWrite(Write):
             logger.warning(
                 f"stream {options.stream}: batch {key[1]} of {key[0]} was stored before, as "
                 f"{offsets_between(appended.start or 0, appended.end or 0)}: its rows were not appended again"
-            )  # fmt: skip
+            )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Parts of a failed task are deleted with the rest of its batch, or by the broker after an hour."""
