@@ -3,6 +3,8 @@
     python program.py read URL STREAM                      prints rows, sum of offsets, sum of the lengths of values
     python program.py drain URL STREAM FOLDER ROWS [MOST]  appends to Parquet files until the end is reached, ROWS a
                                                            batch; ends after MOST batches
+    python program.py live URL STREAM                      reads in real time until there are 1,000 rows, and prints
+                                                           rows and sum of offsets
     python program.py write URL STREAM                     writes through the sink
     python program.py typed URL STREAM                     reads JSON
 
@@ -61,6 +63,8 @@ def run(how: str, spark: SparkSession, options: dict[str, str], rest: list[str],
             print(*read.selectExpr(*columns).collect()[0], spark.version, where)
         case "drain":
             drain(spark, options, *rest)
+        case "live":
+            live(spark, options)
         case "write":
             spark.range(3).selectExpr("cast(id as string) value").write.format("natslog").mode("append").save()
         case "typed":
@@ -92,6 +96,23 @@ def drain(spark: SparkSession, options: dict[str, str], folder: str, rows: str, 
     )
     query.awaitTermination()
     print(spark.read.parquet(f"{folder}/rows").selectExpr("count(*)", "count(distinct offset)").collect()[0])
+
+
+def live(spark: SparkSession, options: dict[str, str]) -> None:
+    for setting, value in (("minBatchDuration", "500ms"), ("allowlistCheck", "false")):
+        spark.conf.set(f"spark.sql.streaming.realTimeMode.{setting}", value)
+    read = spark.readStream.format("natslog").options(**options).load()
+    writer = read.writeStream.format("memory").queryName("live").outputMode("update")
+    trigger: Any = spark._jvm.org.apache.spark.sql.streaming.Trigger.RealTime("1 seconds")  # type: ignore[union-attr]
+    writer._jwrite = writer._jwrite.trigger(trigger)  # as PySpark's `trigger(realTime=…)` does, which 4.1 does not have
+    query = writer.start()
+    for _ in range(120):
+        rows, offsets = spark.sql("select count(*), sum(offset) from live").collect()[0]
+        if rows >= 1000:
+            break
+        query.awaitTermination(0.5)
+    print(rows, offsets)
+    query.stop()
 
 
 if __name__ == "__main__":

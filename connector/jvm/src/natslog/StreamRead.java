@@ -83,7 +83,14 @@ class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, Repor
     } catch (ClassNotFoundException error) {
       return new StreamRead(settings, columns);
     }
-    return new RealTimeRead(settings, columns);
+    return RealTime.read(settings, columns);
+  }
+
+  /** Loaded only where Spark has the interfaces, and with it what it names. */
+  private static final class RealTime {
+    static StreamRead read(Settings settings, List<String> columns) {
+      return new RealTimeRead(settings, columns);
+    }
   }
 
   // ---- how far ----
