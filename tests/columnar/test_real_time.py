@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, eventually, publish_acked, running, with_nats
+from tests.spark.test_named_sources import SETTINGS
 
 pytestmark = pytest.mark.timeout(180)
 SHORT = "1 seconds"
@@ -266,3 +267,36 @@ def test_what_cannot_be_run_in_real_time_is_refused(
     query = Query(read(spark, broker, ",".join(names), **options), folder, realTime=SHORT)
     eventually(lambda: not query.running.isActive, 60)
     assert why in str(query.running.exception())
+
+
+def test_named_sources_are_added_and_removed(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, client: NatslogClient, name: str, folder: Path
+) -> None:
+    streams = {source: f"{name}-{source}" for source in ("a", "b", "c")}
+    for stream in streams.values():
+        client.create_stream(stream, stream)
+    found: list[tuple[str, int]] = []
+
+    def run(*sources: str, expected_rows: int) -> None:
+        for stream in streams.values():
+            publish_acked(nats_url, stream, values(0, 2))
+        reads = [
+            spark.readStream.format("natslog").name(source).options(servers=broker.url, stream=streams[source]).load()
+            for source in sources
+        ]
+        query = Query(reads[0].union(reads[1]), folder, realTime=SHORT)
+        query.until(expected_rows)
+        query.stop()
+        found.extend((row["stream"], row["offset"]) for row in query.all_rows())
+
+    for setting, value in SETTINGS.items():
+        spark.conf.set(setting, value)
+    try:
+        run("a", "b", expected_rows=4)
+        run("b", "c", expected_rows=6)  # two of b, and all of c
+        run("a", "c", expected_rows=6)  # a goes on where it was: four of a, two of c
+    finally:
+        for setting in SETTINGS:
+            spark.conf.unset(setting)
+    expected = {"a": 6, "b": 4, "c": 6}
+    assert sorted(found) == [(streams[one], offset) for one, count in expected.items() for offset in range(count)]
