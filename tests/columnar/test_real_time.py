@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +21,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from natslog.client import NatslogClient
 from tests.harness import BrokerProcess, eventually, publish_acked, running, with_nats
+from tests.integration.test_tail import rows_of, tail_of
 from tests.spark.test_named_sources import SETTINGS
 
 pytestmark = pytest.mark.timeout(180)
@@ -300,3 +304,77 @@ def test_named_sources_are_added_and_removed(
             spark.conf.unset(setting)
     expected = {"a": 6, "b": 4, "c": 6}
     assert sorted(found) == [(streams[one], offset) for one, count in expected.items() for offset in range(count)]
+
+
+@pytest.mark.parametrize("by", ["subject", "key"])
+def test_readers_that_share_a_stream_end_exactly_and_others_go_on(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, client: NatslogClient, name: str, folder: Path, by: str
+) -> None:
+    """Each turn goes on behind readers that were stopped at different places, with another number of them, or as
+    micro-batches: each row is read once, and in the order of its subject, or key.
+    """
+    client.create_stream(name, f"{name}.>")
+    rows: list[dict[str, Any]] = []
+    published = 0
+    for readers in (2, 1, 2, 0, 2, 2):
+        for _ in range(10):
+            number = published % 7
+            subject = f"{name}.{number if by == 'subject' else 0}"
+            publish_acked(nats_url, subject, values(published, 20), headers={"Natslog-Key": f"k{number}"})
+            published += 20
+        trigger = {"realTime": SHORT} if readers else {"availableNow": True}
+        options = {"realTimeReaders": str(readers), "realTimeReadersBy": by} if readers else {}
+        query = Query(read(spark, broker, name, **options), folder, **trigger)
+        if readers:
+            query.until(published - len(rows))
+            query.stop()
+        else:
+            assert query.running.awaitTermination(60)
+        rows += query.all_rows()
+        assert sorted(row["offset"] for row in rows) == list(range(published)), readers
+    for _, group in groupby(sorted(rows, key=itemgetter("key")), itemgetter("key")):
+        offsets = [row["offset"] for row in group]
+        assert offsets == sorted(offsets)
+
+
+def test_a_position_of_several_readers_is_gone_on_from_exactly(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, stream: str, folder: Path
+) -> None:
+    """The readers of a batch ended at different offsets; the checkpoint is written by hand."""
+    for number in range(30):
+        publish_acked(nats_url, f"{stream}.{number % 5}", values(number, 1))
+    query = Query(read(spark, broker, stream, realTimeReaders="2"), folder, realTime=SHORT)
+    query.until(30)
+    query.stop()
+    share_of = shares(broker, stream)
+    ends = (4, 21)
+    expected = [offset for offset in range(30) if offset >= ends[share_of[offset]]]
+    newest = max((folder / "checkpoint/offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    *head, last = newest.read_text().splitlines()
+    position = json.loads(last)
+    position[stream] |= {"offset": min(ends), "passed": [{"by": "subject", "ends": ends}]}
+    for number, (trigger, options) in enumerate(
+        (({"realTime": SHORT}, {"realTimeReaders": "2"}), ({"realTime": SHORT}, {}), ({"availableNow": True}, {}))
+    ):
+        copy = folder / str(number)
+        shutil.copytree(folder / "checkpoint", copy / "checkpoint")
+        place = copy / "checkpoint/offsets" / newest.name
+        place.write_text("\n".join([*head, json.dumps(position)]))
+        place.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+        query = Query(read(spark, broker, stream, **options), copy, **trigger)
+        assert sorted(query.until(len(expected))) == expected
+        if "realTime" in trigger:
+            query.stop()
+        else:
+            assert query.running.awaitTermination(60)
+        assert query.position(stream) == {"id": position[stream]["id"], "offset": 30}
+
+
+def shares(broker: BrokerProcess, stream: str) -> list[int]:
+    """Of which of two shares each of the first 30 messages is."""
+    found = {}
+    for share in range(2):
+        with tail_of(broker, stream, 0, share=f"subject:{share}/2", columns="offset") as tail:
+            found |= dict.fromkeys(rows_of(tail.until(30), "offset"), share)
+    assert len(set(found.values())) == 2, "both have rows"
+    return [found[offset] for offset in range(30)]

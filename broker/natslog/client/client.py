@@ -268,6 +268,7 @@ class NatslogClient(SecurityCalls, OperatorCalls, AppendAsker, CursorCalls, Stre
         prefer: Sequence[str] = (),
         expected_id: str | None = None,
         as_of: int | None = None,
+        passed: str | None = None,
         max_decoded_bytes: int | None = None,
     ) -> Fetched:
         """One answer: rows of `[start, end)` from `start` on, at most about `max_bytes` as they are stored.
@@ -277,6 +278,7 @@ class NatslogClient(SecurityCalls, OperatorCalls, AppendAsker, CursorCalls, Stre
             subject: NATS wildcard, applied at the broker. `columns`: projection, likewise.
             prefer: brokers to ask first. `expected_id`: the stream's id, if it must still be that one.
             as_of: only the latest view as of this high watermark (`latest_as_of`).
+            passed: rows to leave out, by the shares of several readers: `subject:10,12`, as in `/openapi.json`.
             max_decoded_bytes: stored batches may be compressed; more of them than this are left in `rest`.
 
         Raises:
@@ -295,6 +297,7 @@ class NatslogClient(SecurityCalls, OperatorCalls, AppendAsker, CursorCalls, Stre
             "columns": ",".join(columns) if columns is not None else None,
             "view": None if as_of is None else "latest",
             "as_of": as_of,
+            "passed": passed,
         }
         timeout_s = self.options.timeout_s + wait_ms / 1000
         judge = partial(self._judge_messages, name, start, expected_id)
@@ -310,7 +313,8 @@ class NatslogClient(SecurityCalls, OperatorCalls, AppendAsker, CursorCalls, Stre
             most_body_bytes=most_bytes,
             judge=judge,
         )
-        asked = RequestedRows(name, start, end, columns, is_filtered=subject is not None, most_bytes=most_bytes)
+        is_filtered = subject is not None or passed is not None
+        asked = RequestedRows(name, start, end, columns, is_filtered=is_filtered, most_bytes=most_bytes)
         try:
             answer = rows_of(ask(prefer=prefer), asked, max_decoded_bytes)
         except (CorruptLog, CorruptAnswer):  # damaged on the network, or by that broker: another one shows which

@@ -31,6 +31,7 @@ from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, OWNER, broker_of
 from natslog.http.part import QUICK_BYTES, Part, Sendable
+from natslog.http.row_shares import Passed, Share
 from natslog.log import FileRange, ReadPlan, StreamLog
 from natslog.log.removed import AllBut
 from natslog.log.segment import read_at
@@ -62,6 +63,7 @@ class Question:
         exact: no rows outside the range; else stored batches may come whole, but for purged rows.
         allowed: wildcards of subjects; messages of others are not sent. None: all.
         view: the messages of which a view consists; None: all.
+        share: messages of others are not sent. `passed`: messages that were passed are not sent.
         takes_columns: columns of stored batches may come whole too (`natslog.arrow.projection`).
     """
 
@@ -76,6 +78,8 @@ class Question:
     takes_columns: bool = False
     allowed: tuple[str, ...] | None = None
     view: AllBut | None = None
+    share: Share | None = None
+    passed: tuple[Passed, ...] = ()
 
     @property
     def changes_rows(self) -> bool:
@@ -83,8 +87,8 @@ class Question:
 
     @property
     def filters(self) -> bool:
-        """Whether it leaves out messages by their subjects."""
-        return self.subject is not None or self.allowed is not None
+        """Whether it leaves out messages by what is in them."""
+        return bool(self.subject is not None or self.allowed is not None or self.share or self.passed)
 
     @property
     def subjects(self) -> list[tuple[str, ...]]:
@@ -421,6 +425,8 @@ def _has_all_requested(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -
     offsets = batch.column("offset")
     if not len(offsets) or offsets[0].as_py() < plan.start or offsets[-1].as_py() >= plan.next_offset:
         return False
+    if asked.share is not None or asked.passed:
+        return False
     distinct = pc.unique(batch.column("subject"))
     return all(pc.all(covered(distinct, patterns)).as_py() for patterns in asked.subjects)
 
@@ -440,6 +446,11 @@ def _chosen(batches: list[pa.RecordBatch], start: int, end: int, asked: Question
     keep = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
     for patterns in asked.subjects:
         keep = pc.and_(keep, covered(table.column("subject"), patterns))
+    if asked.share is not None:
+        keep = pc.and_(keep, asked.share.holds(table))
+    for passed in asked.passed:
+        if start < max(passed.ends):
+            keep = pc.and_not(keep, passed.holds(table))
     table = table.filter(keep)
     return table if asked.columns is None else table.select(list(asked.columns))
 

@@ -33,6 +33,7 @@ from natslog.http.context import (
 from natslog.http.endpoint import Call
 from natslog.http.part import Part
 from natslog.http.polls import POLLS, Poll
+from natslog.http.row_shares import Passed
 from natslog.http.sending import Body, disconnecting_slow_client
 from natslog.http.shapes.reading import MessagesOf
 from natslog.http.views import latest_view
@@ -63,6 +64,7 @@ def _question(request: web.Request, asked: MessagesOf, stream: HostedStream) -> 
         ndjson=_wants_ndjson(request.headers.get("Accept", "")),
         exact=_wants_exact_rows(request, asked),
         takes_columns=request.headers.get("Natslog-Columns") == "whole",
+        passed=Passed.parse_all(asked.passed) if asked.passed else (),
     )
 
 

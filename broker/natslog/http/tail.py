@@ -27,6 +27,7 @@ from natslog.http.answer_parts import ARROW_STREAM, Question, rows_in_memory, st
 from natslog.http.context import broker_of, check_still_leading, epoch_headers, leading
 from natslog.http.endpoint import Call
 from natslog.http.messages import further, or_elsewhere
+from natslog.http.row_shares import Passed, Share
 from natslog.http.sending import Body, disconnecting_slow_client
 from natslog.http.shapes.reading import TailOf
 from natslog.node.replicas.stream import HostedStream
@@ -77,6 +78,8 @@ def _question(request: web.Request, asked: TailOf, stream: HostedStream) -> Ques
         columns=asked.columns or COLUMNS,
         ndjson=False,
         exact=True,
+        share=Share.parse(asked.share) if asked.share else None,
+        passed=Passed.parse_all(asked.passed) if asked.passed else (),
     )
 
 

@@ -47,6 +47,14 @@ def row_hashes(
     return hashes
 
 
+def text_shares(texts: Any, shares: int) -> npt.NDArray[np.uint64]:
+    """For each text of a string or binary array a number below `shares`: for equal texts the same one, for ever."""
+    hashes = np.zeros((len(texts), 2), np.uint64)
+    _mix(texts, np.zeros(1, np.uint64), hashes)
+    native.finish_hashes(hashes)
+    return hashes[:, 0] % np.uint64(shares)
+
+
 def _mix(texts: Any, word: npt.NDArray[np.uint64], hashes: Hashes) -> None:
     offsets, data = texts_of(texts)
     present = np.ones(0, np.bool_)

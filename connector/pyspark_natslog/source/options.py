@@ -36,6 +36,8 @@ _STREAM_ONLY = (
     "maxTriggerDelay",
     "lag",
     "cursor",
+    "realTimeReaders",
+    "realTimeReadersBy",
 )
 SOURCE_OPTIONS = (
     "servers", "stream", "streamPattern", "group", "bucket", "path", "startingOffsets", "startingTimestamp",

@@ -67,6 +67,7 @@ def _read_range(
                 prefer=part.urls,
                 expected_id=part.stream_id,
                 as_of=part.as_of,
+                passed=part.passed or None,
                 is_open=part.is_open,
             )
             for fetched in span.steps(answers):

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import InputPartition
 
 from natslog.client import leader_epochs
 from natslog.planning import PlannedRange, ReadPlan
+from pyspark_natslog.source.offsets import StreamOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class OffsetRange:
 
     `bytes`: 0 if they are unknown to this reader. `leader_epoch`: the newest one known when it was planned, so that a
     task accepts no answer of an older leader. `as_of`: the high watermark of the latest view, if only that is read.
-    `is_open`: it begins where the log did, so that what retention removes before it is read is not missing.
+    `is_open`: it begins where the log did, so that what retention removes before it is read is not missing. `passed`:
+    rows that are left out, as requests have them; "": none.
     """
 
     stream: str
@@ -30,6 +32,7 @@ class OffsetRange:
     leader_epoch: int = 0
     as_of: int | None = None
     is_open: bool = False
+    passed: str = ""
 
     @property
     def rows(self) -> int:
@@ -46,17 +49,20 @@ class Task(InputPartition):
 
 
 def tasks_of(
-    plan: ReadPlan, open_streams: Collection[str], as_of: Mapping[str, int] = MappingProxyType({})
+    plan: ReadPlan,
+    open_streams: Collection[str],
+    as_of: Mapping[str, int] = MappingProxyType({}),
+    begin: Mapping[str, StreamOffset] = MappingProxyType({}),
 ) -> list[Task]:
     """The tasks of a plan; none if there is nothing to read.
 
     Args:
         open_streams: those that are read from where their logs began. `as_of`: the latest view of each stream, if only
-            that is read.
+            that is read. `begin`: positions in front of the ranges.
     """
 
     def range_of(one: PlannedRange) -> OffsetRange:
-        stream_id = plan.streams[one.stream].id
+        stream_id, before = plan.streams[one.stream].id, begin.get(one.stream)
         return OffsetRange(
             one.stream,
             stream_id,
@@ -67,6 +73,7 @@ def tasks_of(
             leader_epochs.highest(stream_id),
             as_of.get(one.stream),
             one.stream in open_streams,
+            ";".join(passed.to_text() for passed in before.passed_beyond(one.start)) if before else "",
         )
 
     return [Task(list(map(range_of, task))) for task in plan.tasks] if any(plan.tasks) else []

@@ -148,7 +148,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             took_rows = {name for name, one in plan.streams.items() if one.end > one.start and one.rows != 0}
             self._admitter.note(begin.keys(), took_rows)
         body = to_json({**end, **kept})
-        self._planned = _Plan(start, body, tasks_of(plan, {name for name, at in begin.items() if self._is_open(at)}))
+        opened = {name for name, at in begin.items() if self._is_open(at)}
+        self._planned = _Plan(start, body, tasks_of(plan, opened, begin=begin))
         if body == start:
             self._idle = _Idle(start, sum(map(_waiting_rows, plan.streams.values())))
         return body
@@ -226,7 +227,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return StreamOffset(stream.id, stream.start, stream.start)
         if at.offset == stream.start:
             return at
-        return StreamOffset(at.id, stream.start, None if at.start is None else stream.start)
+        start = None if at.start is None else stream.start
+        return StreamOffset(at.id, stream.start, start, passed=at.passed_beyond(stream.start))
 
     def _is_open(self, at: StreamOffset) -> bool:
         """Whether nothing was read yet from where the log began."""
@@ -294,7 +296,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         asked = AskedPlan(streams=frozenset(moved), positions=positions, is_repeated=True, tasks=self._task_limits())
         plan = self._retry_until_available(partial(planned, self._client, asked))
         report_losses(self._options, plan, positions)
-        return tasks_of(plan, {name for name, one in positions.items() if one.is_open})
+        return tasks_of(plan, {name for name, one in positions.items() if one.is_open}, begin=_same(begin, upto))
 
     def _repeated(self, first: StreamOffset | None, last: StreamOffset) -> ReadPosition:
         """A stream's part of a batch that ends at `last`."""
@@ -325,7 +327,13 @@ def _moved(at: StreamOffset, before: StreamOffset | None, stream: PlannedStream,
         return at
     has_joined = before is None or before.id != at.id
     epoch = stream.leader_epoch if stream.leader_epoch > FIRST_EPOCH else 0  # no leader is older than that of the first
-    return StreamOffset(at.id, stream.end, at.start if has_joined else None, tuple(tasks), epoch)
+    start = at.start if has_joined else None
+    return StreamOffset(at.id, stream.end, start, tuple(tasks), epoch, at.passed_beyond(stream.end))
+
+
+def _same(begin: Offsets, upto: Offsets) -> Offsets:
+    """Those of `begin` whose streams still were the same ones at the end of the batch."""
+    return {name: at for name, at in begin.items() if name in upto and upto[name].id == at.id}
 
 
 def _waiting_rows(stream: PlannedStream) -> int:

@@ -41,6 +41,10 @@ _Columns = Annotated[
     Annotated[tuple[_Column, ...], Meta(extra_json_schema={"uniqueItems": True})],
     Meta(description="comma-separated names; the other columns are not sent"),
 ]
+_Passed = Annotated[
+    Annotated[str, Meta(extra_json_schema={"pattern": "^(subject|key):[0-9,]+(;(subject|key):[0-9,]+)*$"})],
+    Meta(description="messages to leave out: of each share in turn, those below the offset (subject:10,12)"),
+]
 _SearchedColumn = Annotated[str, Meta(extra_json_schema={"enum": list(SEARCHED)})]
 
 
@@ -211,6 +215,7 @@ class MessagesOf(Range, frozen=True):
         Literal["latest"] | None, Meta(description="latest: only the newest message of each key or subject")
     ] = None
     as_of: Annotated[Offset | None, Meta(description="of a view: the Natslog-As-Of of its first response")] = None
+    passed: _Passed | None = None
 
     def __post_init__(self) -> None:
         if self.subject is not None:
@@ -226,6 +231,11 @@ class TailOf(msgspec.Struct, frozen=True):
     start: Annotated[Offset, Meta(description="first offset: at most the high watermark")]
     subject: Annotated[Subject | None, Meta(description="NATS wildcard")] = None
     columns: _Columns | None = None
+    share: Annotated[
+        Annotated[str, Meta(extra_json_schema={"pattern": "^(subject|key):[0-9]+/[0-9]+$"})] | None,
+        Meta(description="only messages of one share, as in subject:0/4: of each subject, or key, all or none"),
+    ] = None
+    passed: _Passed | None = None
 
     def __post_init__(self) -> None:
         if self.subject is not None:

@@ -10,6 +10,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.stream.Collectors;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 
 /**
@@ -19,18 +20,41 @@ import org.apache.spark.sql.connector.read.streaming.Offset;
  * @param start where it began, if the stream joined the query with this position; else null
  * @param tasks number of the task and exclusive end of what it reads, ends rising; empty where one has all
  * @param epoch of the leader that stated that the messages before the offset are there; 0 where it is not known
+ * @param passed where several readers shared the stream, how far each of them had come: sets of shares, of which some
+ *     were read further than the offset
  */
-record Position(String id, long offset, Long start, List<Share> tasks, long epoch) {
+record Position(String id, long offset, Long start, List<Share> tasks, long epoch, List<Passed> passed)
+    implements Serializable {
   private static final int MOST_TASKS = 10_000_000;
 
   record Share(int task, long end) implements Serializable {}
 
+  /** Of each share, by `subject` or `key`, the offset below which all of its rows were read. */
+  record Passed(String by, List<Long> ends) implements Serializable {
+    long most() {
+      return ends.stream().mapToLong(Long::longValue).max().orElse(0);
+    }
+  }
+
   Position(String id, long offset, Long start) {
-    this(id, offset, start, List.of(), 0);
+    this(id, offset, start, List.of(), 0, List.of());
   }
 
   Position with(List<Share> newTasks) {
-    return new Position(id, offset, start, newTasks, epoch);
+    return new Position(id, offset, start, newTasks, epoch, passed);
+  }
+
+  /** What matters still for who has read up to there. */
+  List<Passed> passedSets(long upto) {
+    return passed.stream().filter(one -> one.most() > upto).toList();
+  }
+
+  /** The same as requests have it; null: nothing. */
+  String passedBeyond(long upto) {
+    String text = passedSets(upto).stream()
+        .map(one -> one.by + ":" + String.join(",", one.ends.stream().map(String::valueOf).toList()))
+        .collect(Collectors.joining(";"));
+    return text.isEmpty() ? null : text;
   }
 
   /** Positions by stream, with the text that Spark stores and compares. */
@@ -79,7 +103,20 @@ record Position(String id, long offset, Long start, List<Share> tasks, long epoc
       boolean hasStart = at.has("start") && !at.get("start").isNull();
       return new Position(at.get("id").asText(), whole(at.get("offset")),
           hasStart ? Long.valueOf(whole(at.get("start"))) : null, tasks,
-          at.has("epoch") ? whole(at.get("epoch")) : 0);
+          at.has("epoch") ? whole(at.get("epoch")) : 0, passed(at.path("passed")));
+    }
+
+    private static List<Passed> passed(JsonNode sets) {
+      List<Passed> found = new ArrayList<>();
+      for (JsonNode one : sets) {
+        List<Long> ends = new ArrayList<>();
+        one.path("ends").forEach(end -> ends.add(whole(end)));
+        if (ends.isEmpty() || !List.of("subject", "key").contains(one.path("by").asText())) {
+          throw new IllegalArgumentException();
+        }
+        found.add(new Passed(one.get("by").asText(), ends));
+      }
+      return found;
     }
 
     private static long whole(JsonNode value) {
@@ -113,6 +150,13 @@ record Position(String id, long offset, Long start, List<Share> tasks, long epoc
     if (!tasks.isEmpty()) {
       ArrayNode shares = body.putArray("tasks");
       tasks.forEach(share -> shares.addArray().add(share.task).add(share.end));
+    }
+    if (!passed.isEmpty()) {
+      ArrayNode sets = body.putArray("passed");
+      passed.forEach(one -> {
+        ArrayNode ends = sets.addObject().put("by", one.by).putArray("ends");
+        one.ends.forEach(ends::add);
+      });
     }
     return body;
   }

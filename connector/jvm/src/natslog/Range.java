@@ -12,10 +12,16 @@ import java.util.List;
  * @param isOpen whether it begins where the log did, so that what retention removes before it is read is not missing
  */
 record Range(
-    String stream, String id, long start, long end, List<String> urls, long bytes, long epoch, boolean isOpen)
+    String stream, String id, long start, long end, List<String> urls, long bytes, long epoch, boolean isOpen,
+    String passed)
     implements Serializable {
   Range(String stream, String id, long start, long end, boolean isOpen) {
-    this(stream, id, start, end, List.of(), 0, 0, isOpen);
+    this(stream, id, start, end, List.of(), 0, 0, isOpen, null);
+  }
+
+  /** Behind this position: without what was passed in front of it. */
+  Range behind(Position at) {
+    return new Range(stream, id, start, end, urls, bytes, epoch, isOpen, at.passedBeyond(start));
   }
 
   long rows() {

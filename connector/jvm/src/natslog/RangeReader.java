@@ -57,7 +57,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     this.broker = new Broker(settings);
     this.columns = columns;
     this.ranges = ranges;
-    this.isCount = columns.isEmpty() && subject == null;
+    this.isCount = columns.isEmpty() && subject == null && ranges.stream().allMatch(one -> one.passed() == null);
     LinkedHashSet<String> stored = new LinkedHashSet<>(columns);
     stored.remove("stream");
     stored.add("offset"); // by which rows of batches with gaps are chosen
@@ -160,8 +160,10 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     query.put("start", at);
     query.put("end", end);
     query.put("columns", String.join(",", asked));
-    query.put("max_bytes", subject == null ? STORED_BYTES : FILTERED_BYTES);
+    boolean isWhole = subject == null && range.passed() == null;
+    query.put("max_bytes", isWhole ? STORED_BYTES : FILTERED_BYTES);
     query.put("subject", subject);
+    query.put("passed", range.passed());
     List<String> prefer = range.urls();
     if (failures > 0 && prefer.size() > 1) { // damaged on the network, or by that broker: another one shows which
       prefer = new ArrayList<>(prefer);
@@ -192,7 +194,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
               + "was", false, Map.of());
     }
     String kind = opened.header().apply("Natslog-Batches");
-    isFiltered = subject != null || "true".equals(opened.header().apply("Natslog-Limited"));
+    isFiltered = !isWhole || "true".equals(opened.header().apply("Natslog-Limited"));
     Long removed = opened.number("Natslog-Removed");
     missing = next - at - (removed == null ? 0 : removed);
     answerEnd = next;

@@ -232,7 +232,7 @@ final class ReadPlans {
     long end = part.path("end").asLong(-1);
     Long bytes = whole(part.path("bytes"));
     long size = bytes == null ? (end - start) * USUAL_ROW_BYTES : bytes;
-    return new Range(stream, id, start, end, urls, size, Epochs.highest(id), isOpen);
+    return new Range(stream, id, start, end, urls, size, Epochs.highest(id), isOpen, null);
   }
 
   private static Long whole(JsonNode value) {

@@ -1,6 +1,7 @@
 package natslog;
 
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -50,8 +51,8 @@ final class RealTimeRead extends StreamRead implements SupportsRealTimeMode {
     end = planned.begins();
     List<InputPartition> tasks = new ArrayList<>();
     planned.begins().forEach((name, at) -> {
-      if (isSelected(name)) {
-        tasks.add(new TailReader.Task(name, at.id(), at.offset(), isOpen(at.id(), at.offset())));
+      for (int share = 0; isSelected(name) && share < settings.realTimeReaders; share++) {
+        tasks.add(new TailReader.Task(name, at, isOpen(at.id(), at.offset()), share, settings.realTimeReaders));
       }
     });
     checkSlots(tasks.size());
@@ -71,17 +72,41 @@ final class RealTimeRead extends StreamRead implements SupportsRealTimeMode {
 
   @Override
   public Offset mergeOffsets(PartitionOffset[] offsets) {
-    Map<String, Position> upto = new TreeMap<>(planned.begins());
+    Map<String, List<TailReader.Reached>> byStream = new TreeMap<>();
     for (PartitionOffset one : offsets) {
       TailReader.Reached reached = (TailReader.Reached) one;
-      Position at = upto.get(reached.stream());
-      if (reached.offset() > at.offset()) {
-        Position before = from.byStream.get(reached.stream());
-        upto.put(reached.stream(), moved(at, before, reached.offset(), List.of(), reached.epoch()));
-      }
+      byStream.computeIfAbsent(reached.stream(), name -> new ArrayList<>()).add(reached);
     }
+    Map<String, Position> upto = new TreeMap<>(planned.begins());
+    byStream.forEach((name, reached) -> upto.computeIfPresent(name,
+        (unused, at) -> merged(at, from.byStream.get(name), reached)));
     end = upto;
     return new Position.All(upto);
+  }
+
+  /** Behind the rows that all readers of a stream have read, with what single ones have read beyond it. */
+  private Position merged(Position at, Position before, List<TailReader.Reached> reached) {
+    String by = settings.realTimeReadersBy;
+    List<Long> ends = new ArrayList<>(Collections.nCopies(settings.realTimeReaders, at.offset()));
+    List<Position.Passed> passed = new ArrayList<>();
+    for (Position.Passed one : at.passed()) {
+      if (one.by().equals(by) && one.ends().size() == ends.size()) {
+        ends = new ArrayList<>(one.ends());
+      } else {
+        passed.add(one); // of another number of readers: valid as long as it is further than all of these
+      }
+    }
+    long epoch = 0;
+    for (TailReader.Reached one : reached) {
+      ends.set(one.share(), Math.max(ends.get(one.share()), one.offset()));
+      epoch = Math.max(epoch, one.epoch());
+    }
+    if (Collections.max(ends) == at.offset()) {
+      return at;
+    }
+    passed.add(new Position.Passed(by, ends));
+    Position whole = new Position(at.id(), at.offset(), at.start(), List.of(), at.epoch(), passed);
+    return moved(whole, before, Collections.min(ends), List.of(), epoch);
   }
 
   @Override

@@ -37,7 +37,8 @@ final class Settings implements Serializable {
 
   private static final List<String> BATCH_ONLY = List.of("endingOffsets", "endingTimestamp");
   private static final List<String> STREAM_ONLY =
-      List.of("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "lag");
+      List.of("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "lag",
+          "realTimeReaders", "realTimeReadersBy");
   private static final List<String> OF_BOTH =
       List.of(
           "servers", "stream", "streamPattern", "group", "path", "startingOffsets", "startingTimestamp",
@@ -55,6 +56,7 @@ final class Settings implements Serializable {
   private static final List<String> KNOWN =
       Stream.of(OF_BOTH, BATCH_ONLY, STREAM_ONLY, PYTHONS).flatMap(List::stream).toList();
   private static final Pattern NAME = Pattern.compile("[A-Za-z0-9_](?:\\.?[A-Za-z0-9_-])*");
+  private static final int MOST_READERS = 256;
   private static final long MIB = 1024L * 1024;
   static final String CURSOR = "cursor:";
   private static final String OF_JETSTREAM = "jetstream:";
@@ -73,6 +75,8 @@ final class Settings implements Serializable {
   final List<String> columns;
   final String subjectFilter;
   final boolean reportsLag;
+  final int realTimeReaders;
+  final String realTimeReadersBy;
   final Long maxRows;
   final Long maxBytes;
   final Long minRows;
@@ -137,6 +141,8 @@ final class Settings implements Serializable {
     includeHeaders = given.flag("includeHeaders", false);
     columns = columnsIn(given);
     reportsLag = given.flag("lag", true);
+    realTimeReaders = readersIn(given);
+    realTimeReadersBy = given.oneOf("realTimeReadersBy", "subject", "subject", "key");
     maxRows = given.whole("maxOffsetsPerTrigger", 1);
     maxBytes = given.sizeBytes("maxBytesPerTrigger");
     minRows = given.whole("minOffsetsPerTrigger", 1);
@@ -171,6 +177,14 @@ final class Settings implements Serializable {
       return glob(pattern).matcher(name).matches();
     }
     return group != null || names.contains(name);
+  }
+
+  private static int readersIn(Given given) {
+    Long found = given.whole("realTimeReaders", 1);
+    if (found != null && found > MOST_READERS) {
+      throw NatslogException.config("option realTimeReaders: " + found + " is more than " + MOST_READERS);
+    }
+    return found == null ? 1 : found.intValue();
   }
 
   /** Of a query in real time. */

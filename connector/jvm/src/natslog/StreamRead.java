@@ -185,7 +185,7 @@ class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, Repor
     }
     Position.All found = new Position.All(upto);
     end = upto;
-    planned = new Planned(startJson, found.json(), plan.tasks(), begins);
+    planned = new Planned(startJson, found.json(), withoutPassed(plan.tasks(), begins), begins);
     if (found.json().equals(startJson)) {
       idleAt = startJson;
       idleRows = plan.streams().values().stream().mapToLong(ReadPlans.Stream::waitingRows).sum();
@@ -248,8 +248,9 @@ class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, Repor
     if (!goesOn) {
       return new Position(state.id(), stream.start(), stream.start());
     }
+    Long start = at.start() == null ? null : Long.valueOf(stream.start());
     return at.offset() == stream.start() ? at
-        : new Position(at.id(), stream.start(), at.start() == null ? null : Long.valueOf(stream.start()));
+        : new Position(at.id(), stream.start(), start, List.of(), 0, at.passedSets(stream.start()));
   }
 
   private boolean isOpen(Position at) {
@@ -287,7 +288,7 @@ class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, Repor
   static Position moved(Position at, Position before, long upto, List<Position.Share> tasks, long epoch) {
     boolean hasJoined = before == null || !before.id().equals(at.id());
     long noted = epoch > FIRST_EPOCH ? epoch : 0; // no leader is older than the first
-    return new Position(at.id(), upto, hasJoined ? at.start() : null, tasks, noted);
+    return new Position(at.id(), upto, hasJoined ? at.start() : null, tasks, noted, at.passedSets(upto));
   }
 
   /** Whether nothing was read yet from where the log began, so that what retention removes is not missing. */
@@ -361,7 +362,15 @@ class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, Repor
     ReadPlans.Plan plan = untilAvailable(() -> plans.planned(ReadPlans.Asked.of(positions, true), List.of()));
     Loss.report(settings, plan, positions);
     boolean isEmpty = plan.tasks().stream().allMatch(List::isEmpty);
-    return isEmpty ? new InputPartition[0] : Tasks.partitions(plan.tasks());
+    return isEmpty ? new InputPartition[0] : Tasks.partitions(withoutPassed(plan.tasks(), begin.byStream));
+  }
+
+  /** The same ranges, without rows that other readers of the same streams had passed. */
+  private static List<List<Range>> withoutPassed(List<List<Range>> tasks, Map<String, Position> begins) {
+    return tasks.stream().map(task -> task.stream().map(one -> {
+      Position at = begins.get(one.stream());
+      return at != null && at.id().equals(one.id()) ? one.behind(at) : one;
+    }).toList()).toList();
   }
 
   @Override

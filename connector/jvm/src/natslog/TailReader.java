@@ -26,11 +26,14 @@ import org.slf4j.LoggerFactory;
  * handed on, and no row before it was left out.
  */
 final class TailReader implements SupportsRealTimeRead<InternalRow> {
-  /** A stream, and the offset from which it is read. `isOpen`: as of a range. */
-  record Task(String stream, String id, long start, boolean isOpen) implements InputPartition {}
+  /**
+   * A stream, and the position from which it is read. `isOpen`: as of a range. `share`: the number of the reader, where
+   * `shares` readers divide the rows among them.
+   */
+  record Task(String stream, Position from, boolean isOpen, int share, int shares) implements InputPartition {}
 
   /** Where a task is at the end of its batch. `epoch`: of the leader that sent the last rows; 0: of none. */
-  record Reached(String stream, long offset, long epoch) implements PartitionOffset {}
+  record Reached(String stream, int share, long offset, long epoch) implements PartitionOffset {}
 
   record Factory(Settings settings, List<String> columns) implements PartitionReaderFactory {
     @Override
@@ -72,7 +75,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
     this.settings = settings;
     this.columns = columns;
     this.task = task;
-    this.at = task.start();
+    this.at = task.from().offset();
     this.behind = at;
     this.isOpen = task.isOpen();
     this.broker = Broker.brief(settings, ANSWER_WITHIN_S);
@@ -84,7 +87,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
 
   @Override
   public PartitionOffset getOffset() {
-    return new Reached(task.stream(), at, epoch);
+    return new Reached(task.stream(), task.share(), at, epoch);
   }
 
   /** As Spark 4.1 calls it. */
@@ -162,11 +165,15 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
     query.put("start", at);
     query.put("columns", String.join(",", asked));
     query.put("subject", settings.subjectFilter);
+    query.put("passed", task.from().passedBeyond(at));
+    if (task.shares() > 1) {
+      query.put("share", settings.realTimeReadersBy + ":" + task.share() + "/" + task.shares());
+    }
     answer = broker.tail(task.stream(), query);
     String id = answer.header().apply("Natslog-Stream-Id");
-    if (!task.id().equals(id)) {
+    if (!task.from().id().equals(id)) {
       throw new NatslogException("stream_recreated",
-          "stream '" + task.stream() + "' was deleted and created again (id " + id + ", not " + task.id()
+          "stream '" + task.stream() + "' was deleted and created again (id " + id + ", not " + task.from().id()
               + "): offsets of the old stream are not valid in the new one", false, Map.of("stream", task.stream()));
     }
     Long stated = answer.number("Natslog-Leader-Epoch");
@@ -200,7 +207,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
   /** Messages were removed before they were read: that is a loss, unless nothing was read yet from the log's start. */
   private void passOverRemoved(NatslogException error) {
     StreamState now = StreamState.newest(broker, task.stream());
-    if (now == null || !now.id().equals(task.id()) || now.start() <= at) {
+    if (now == null || !now.id().equals(task.from().id()) || now.start() <= at) {
       throw error; // what that means is found out when the next batch is planned
     }
     if (!isOpen) {
