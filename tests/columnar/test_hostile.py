@@ -57,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server, url = self.server, urllib.parse.urlsplit(self.path)
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         start, end = (int(urllib.parse.parse_qs(url.query).get(name, ["0"])[0]) for name in ("start", "end"))
         state = {
             "name": STREAM,
@@ -69,9 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
         match url.path.rsplit("/", 1)[-1]:
             case "positions":
                 self._send([json.dumps([state]).encode()])
-            case "splits":
-                split = {"start": start, "end": end, "rows": end - start, "bytes": 1000, "urls": []}
-                self._send([json.dumps([split]).encode()])
+            case "plans":
+                self._send([json.dumps(plan(state, json.loads(asked)["positions"][STREAM])).encode()])
             case "extent":
                 self._send([json.dumps(server.counted(start, end)).encode()])
             case "messages":
@@ -93,6 +92,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
         except OSError:
             return  # the reader has closed the connection
+
+
+def plan(state: dict[str, Any], position: dict[str, Any]) -> dict[str, Any]:
+    """Of all that is asked for, by one task."""
+    start, end = position["start"], position["end"]
+    part = {"stream": STREAM, "start": start, "end": end, "bytes": 1000, "urls": []}
+    stream = state | {"start": start, "end": end, "rows": end - start, "lost": []}
+    return {"streams": {STREAM: stream}, "others": {}, "tasks": [[part]]}
 
 
 @pytest.fixture
