@@ -18,6 +18,7 @@ from tests.bench import (
     lag_overhead,
     long_polls,
     publishing,
+    real_time,
     removal,
     report,
     security,
@@ -38,7 +39,7 @@ from tests.bench.pairs import Comparison, console
 from tests.bench.sides import ROOT
 
 _MEMORY_BOUND_MIB = 400.0
-_KAFKA, _JETSTREAM, _CONSOLE = "kafka", "jetstream", "console"
+_KAFKA, _JETSTREAM, _CONSOLE, _REAL_TIME = "kafka", "jetstream", "console", "realtime"
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
         "cursors; or, run only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-scan-singly, "
         "kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: "
         "jetstream-pull, jetstream-push, jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, "
-        "jetstream-publish; or console, which "
+        "jetstream-publish; or realtime, beside Kafka; or console, which "
         "takes the screenshots of docs/console, too",
     )
     parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
@@ -115,7 +116,8 @@ def main() -> None:
     }
     in_a_browser: dict[str, Callable[[], list[Comparison]]] = {"console": console_pages.pages}
     chosen = given.only.split(",") if given.only else list(parts)
-    groups = {_KAFKA: beside_kafka, _JETSTREAM: beside_jetstream, _CONSOLE: in_a_browser}
+    in_real_time: dict[str, Callable[[], list[Comparison]]] = {"realtime": lambda: real_time.real_time(given.pairs)}
+    groups = {_KAFKA: beside_kafka, _JETSTREAM: beside_jetstream, _CONSOLE: in_a_browser, _REAL_TIME: in_real_time}
     group = next((one for one in groups if any(name.startswith(one) for name in chosen)), "")
     if group:
         if not all(name.startswith(group) for name in chosen):
@@ -127,7 +129,7 @@ def main() -> None:
             parser.error(f"--only {name}: there are {', '.join(parts)}")
     started = time.monotonic()
     about = report.machine(ROOT)
-    if group == _KAFKA:
+    if group in (_KAFKA, _REAL_TIME):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends Kafka and its peer, too
         about["packages"] |= kafka_versions()
     found: list[Comparison] = []

@@ -129,14 +129,14 @@ class KafkaBroker:
                 self._process.wait()
             self._process = None
 
-    def create_topic(self, name: str, **config: str) -> None:
-        """A topic of `PARTITIONS` partitions.
+    def create_topic(self, name: str, partitions: int = PARTITIONS, **config: str) -> None:
+        """A topic.
 
         Args:
             config: its settings, with `_` for `.`: `flush_messages="1"`.
         """
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        topic = NewTopic(name, num_partitions=PARTITIONS, replication_factor=1, config=settings)
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
         admin = self._admin()  # must live until the answer is here
         admin.create_topics([topic])[name].result(_WITHIN_S)
 
