@@ -5,6 +5,7 @@
                                                            batch; ends after MOST batches
     python program.py live URL STREAM                      reads in real time until there are 1,000 rows, and prints
                                                            rows and sum of offsets
+    python program.py follow URL STREAM FOLDER READERS     appends offsets to a file in real time, for ever
     python program.py write URL STREAM                     writes through the sink
     python program.py typed URL STREAM                     reads JSON
 
@@ -65,6 +66,8 @@ def run(how: str, spark: SparkSession, options: dict[str, str], rest: list[str],
             drain(spark, options, *rest)
         case "live":
             live(spark, options)
+        case "follow":
+            follow(spark, options, *rest)
         case "write":
             spark.range(3).selectExpr("cast(id as string) value").write.format("natslog").mode("append").save()
         case "typed":
@@ -98,9 +101,25 @@ def drain(spark: SparkSession, options: dict[str, str], folder: str, rows: str, 
     print(spark.read.parquet(f"{folder}/rows").selectExpr("count(*)", "count(distinct offset)").collect()[0])
 
 
-def live(spark: SparkSession, options: dict[str, str]) -> None:
+def allow_short_batches(spark: SparkSession) -> None:
     for setting, value in (("minBatchDuration", "500ms"), ("allowlistCheck", "false")):
         spark.conf.set(f"spark.sql.streaming.realTimeMode.{setting}", value)
+
+
+def follow(spark: SparkSession, options: dict[str, str], folder: str, readers: str) -> None:
+    allow_short_batches(spark)
+    read = spark.readStream.format("natslog").options(**options, realTimeReaders=readers).load()
+
+    def append(row: Any) -> None:
+        with open(f"{folder}/offsets", "a") as file:
+            file.write(f"{row.offset}\n")
+
+    writer = read.writeStream.foreach(append).outputMode("update").option("checkpointLocation", f"{folder}/checkpoint")
+    writer.trigger(realTime="1 seconds").start().awaitTermination()
+
+
+def live(spark: SparkSession, options: dict[str, str]) -> None:
+    allow_short_batches(spark)
     read = spark.readStream.format("natslog").options(**options).load()
     writer = read.writeStream.format("memory").queryName("live").outputMode("update")
     trigger: Any = spark._jvm.org.apache.spark.sql.streaming.Trigger.RealTime("1 seconds")  # type: ignore[union-attr]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +24,8 @@ from nats.errors import NoRespondersError
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from natslog.client import NatslogClient
+from pyspark_natslog.jar import jar_path
+from tests.columnar.test_switching import PROGRAM
 from tests.harness import BrokerProcess, eventually, publish_acked, running, with_nats
 from tests.integration.test_tail import rows_of, tail_of
 from tests.spark.test_named_sources import SETTINGS
@@ -378,3 +384,53 @@ def shares(broker: BrokerProcess, stream: str) -> list[int]:
             found |= dict.fromkeys(rows_of(tail.until(30), "offset"), share)
     assert len(set(found.values())) == 2, "both have rows"
     return [found[offset] for offset in range(30)]
+
+
+def test_drivers_that_are_killed_lose_no_row(broker: BrokerProcess, nats_url: str, stream: str, folder: Path) -> None:
+    """At any moment, also between the end of a batch and its mark in the checkpoint, with two readers and with one."""
+    published = 0
+    for turn in range(6):
+        arguments = ["follow", broker.url, stream, str(folder), str(turn % 2 + 1)]
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAR": str(jar_path())}
+        driver = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *arguments],
+            env=environment,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            for number in range(20):
+                publish_acked(nats_url, f"{stream}.{number % 5}", values(published, 10))
+                published += 10
+            rows = set(range(published))
+            eventually(lambda rows=rows: found_in(folder) >= rows, 90, f"turn {turn}: every row", every_s=0.1)
+            time.sleep(0.1 * turn)
+            publish_acked(nats_url, f"{stream}.5", values(published, 10))
+            published += 10
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait(30)
+
+
+def found_in(folder: Path) -> set[int]:
+    file = folder / "offsets"
+    return {int(line) for line in file.read_text().splitlines() if line} if file.exists() else set()
+
+
+@pytest.mark.parametrize("trigger", [{"realTime": SHORT}, {"availableNow": True}], ids=str)
+def test_a_batch_whose_mark_is_missing_is_repeated(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, stream: str, folder: Path, trigger: dict[str, Any]
+) -> None:
+    """The driver ended after the positions of a batch were stored, and before the batch was marked as complete."""
+    publish_acked(nats_url, f"{stream}.a", values(0, 10))
+    query = Query(read(spark, broker, stream), folder, realTime=SHORT)
+    query.until(10)
+    query.stop()
+    marks = sorted((folder / "checkpoint/commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    marks[-1].unlink()
+    marks[-1].with_name(f".{marks[-1].name}.crc").unlink()
+    publish_acked(nats_url, f"{stream}.a", values(10, 10))
+    query = Query(read(spark, broker, stream), folder, **trigger)
+    eventually(lambda: [offset for offset in query.rows() if offset >= 10] == list(range(10, 20)), 60, "the new rows")
+    query.stop() if "realTime" in trigger else query.running.awaitTermination(60)
+    assert query.position(stream)["offset"] == 20
