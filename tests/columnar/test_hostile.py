@@ -32,7 +32,7 @@ Body = Iterator[bytes]
 
 class Server(ThreadingHTTPServer):
     """States one stream. `messages`: the body of each response with messages; `kind`, `next_offset`: its headers;
-    `counted`: of `extent`, by start and end.
+    `tails`: the body of each response with a tail; `counted`: of `extent`, by start and end.
     """
 
     daemon_threads = True
@@ -42,6 +42,8 @@ class Server(ThreadingHTTPServer):
         self.end = ROWS
         self.kind, self.next_offset = "columns", str(ROWS)
         self.messages: Callable[[], Body] = lambda: iter([honest()])
+        self.tails: Callable[[], Body] = lambda: iter([])
+        self.status_of_tails = 200
         self.counted: Callable[[int, int], Any] = lambda start, end: {"start": start, "end": end, "rows": end - start}
 
     @property
@@ -75,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send([json.dumps(server.counted(start, end)).encode()])
             case "messages":
                 self._send(server.messages())
+            case "tail":
+                self._send(server.tails(), server.status_of_tails)
             case _:
                 self._send([json.dumps(state).encode()])
 
@@ -96,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def plan(state: dict[str, Any], position: dict[str, Any]) -> dict[str, Any]:
     """Of all that is asked for, by one task."""
-    start, end = position["start"], position["end"]
+    start, end = position["start"], state["high_watermark"] if position["end"] is None else position["end"]
     part = {"stream": STREAM, "start": start, "end": end, "bytes": 1000, "urls": []}
     stream = state | {"start": start, "end": end, "rows": end - start, "lost": []}
     return {"streams": {STREAM: stream}, "others": {}, "tasks": [[part]]}

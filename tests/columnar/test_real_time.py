@@ -12,19 +12,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
+import psutil
+import pyarrow as pa
 import pytest
 from nats.errors import NoRespondersError
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from natslog.arrow import ipc
+from natslog.arrow.projection import encode_rows, schema_of
+from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.client import NatslogClient
 from pyspark_natslog.jar import jar_path
+from tests.columnar.test_hostile import STREAM, Server
 from tests.columnar.test_switching import PROGRAM
 from tests.harness import BrokerProcess, eventually, publish_acked, running, with_nats
 from tests.integration.test_tail import rows_of, tail_of
@@ -34,15 +41,21 @@ pytestmark = pytest.mark.timeout(180)
 SHORT = "1 seconds"
 
 
-@pytest.fixture(autouse=True)
-def real_time(spark: SparkSession) -> Iterator[None]:
-    """Batches of a second, and a sink in Python; all queries of a test are ended."""
+@contextmanager
+def short_batches(spark: SparkSession) -> Iterator[None]:
+    """Batches of a second, and a sink in Python, are permitted; all queries are ended."""
     settings = {"minBatchDuration": "500ms", "allowlistCheck": "false"}
     for name, value in settings.items():
         spark.conf.set(f"spark.sql.streaming.realTimeMode.{name}", value)
     yield
     for query in spark.streams.active:
         query.stop()
+
+
+@pytest.fixture(autouse=True)
+def real_time(spark: SparkSession) -> Iterator[None]:
+    with short_batches(spark):
+        yield
 
 
 @pytest.fixture
@@ -434,3 +447,119 @@ def test_a_batch_whose_mark_is_missing_is_repeated(
     eventually(lambda: [offset for offset in query.rows() if offset >= 10] == list(range(10, 20)), 60, "the new rows")
     query.stop() if "realTime" in trigger else query.running.awaitTermination(60)
     assert query.position(stream)["offset"] == 20
+
+
+def test_connections_of_batches_that_have_ended_are_closed(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, stream: str, folder: Path
+) -> None:
+    publish_acked(nats_url, f"{stream}.a", values(0, 1))
+    query = Query(read(spark, broker, stream), folder, realTime=SHORT)
+    query.until(1)
+
+    def connected() -> int:
+        port = urlsplit(broker.url).port
+        jvm: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+        found = psutil.Process(int(jvm.pid)).net_connections("tcp")
+        return sum(one.raddr.port == port for one in found if one.raddr and one.status == psutil.CONN_ESTABLISHED)
+
+    before = connected()
+    batch = query.running.lastProgress["batchId"] if query.running.lastProgress else 0
+    eventually(lambda: query.running.lastProgress["batchId"] >= batch + 5, 60, "five batches")
+    assert connected() <= before + 1
+
+
+def test_a_stream_that_is_deleted_does_not_end_the_query_of_others(
+    spark: SparkSession, broker: BrokerProcess, nats_url: str, client: NatslogClient, name: str, folder: Path
+) -> None:
+    for one in ("a", "b"):
+        client.create_stream(f"{name}-{one}", f"{name}.{one}")
+        publish_acked(nats_url, f"{name}.{one}", values(0, 5))
+    options = {"servers": broker.url, "streamPattern": f"{name}-*", "failOnDataLoss": "false"}
+    query = Query(spark.readStream.format("natslog").options(**options).load(), folder, realTime="5 seconds")
+    query.until(10)
+    client.delete_stream(f"{name}-a")
+    for number in range(5, 15):
+        publish_acked(nats_url, f"{name}.b", values(number, 1))
+        time.sleep(0.2)
+    assert sorted(query.until(20)) == sorted([*range(5), *range(15)])
+    assert query.running.isActive
+
+
+# ---- servers that answer as no broker does ----
+
+
+@pytest.fixture
+def hostile() -> Iterator[Server]:
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def query_of(spark: SparkSession, hostile: Server, folder: Path) -> Query:
+    options = {"servers": hostile.url, "stream": STREAM, "retryInterval": "10ms", "fetchRetries": "2", "lag": "false"}
+    return Query(spark.readStream.format("natslog").options(**options).load(), folder, realTime="5 seconds")
+
+
+def tail_message(start: int, end: int) -> bytes:
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"offset": at, "timestamp": at, "subject": "s", "key": None, "headers": None, "value": b""}
+            for at in range(start, end)
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+    columns = ["offset", "timestamp", "subject", "key", "value"]  # as the query asks for them
+    return ipc.schema_message(schema_of(columns)) + bytes(encode_rows(rows.select(columns), start, end))
+
+
+@pytest.mark.parametrize(
+    ("tail", "why"),
+    [
+        (tail_message(1, 3), "the response goes on at offset 1, not 0"),
+        (tail_message(0, 3)[:-1] + b"?", "has a wrong CRC32C"),
+        (b"no Arrow, and long enough for a prefix", "is not an Arrow IPC message"),
+    ],
+    ids=["gap", "CRC", "bytes"],
+)
+def test_tails_that_are_damaged_each_time_end_the_query(
+    spark: SparkSession, hostile: Server, folder: Path, tail: bytes, why: str
+) -> None:
+    hostile.tails = lambda: iter([tail])
+    query = query_of(spark, hostile, folder)
+    eventually(lambda: not query.running.isActive, 60)
+    assert why in str(query.running.exception())
+    assert query.rows() == []
+
+
+def test_brokers_that_have_no_tails_are_named(spark: SparkSession, hostile: Server, folder: Path) -> None:
+    hostile.tails = lambda: iter([b'{"error": {"code": "not_found", "message": "no such path", "retriable": false}}'])
+    hostile.status_of_tails = 404
+    query = query_of(spark, hostile, folder)
+    eventually(lambda: not query.running.isActive, 60)
+    assert "the brokers do not serve tails of streams" in str(query.running.exception())
+
+
+def test_a_tail_on_which_nothing_comes_is_requested_again(spark: SparkSession, hostile: Server, folder: Path) -> None:
+    stopping, asked = threading.Event(), []
+
+    def silent() -> Iterator[bytes]:
+        asked.append(time.monotonic())
+        yield tail_message(0, 3) if len(asked) == 1 else b""
+        stopping.wait(30)
+
+    hostile.tails = silent
+    options = {"servers": hostile.url, "stream": STREAM, "lag": "false"}
+    query = Query(spark.readStream.format("natslog").options(**options).load(), folder, realTime="30 seconds")
+    try:
+        assert query_rows_are_kept(query, asked)
+    finally:
+        stopping.set()
+
+
+def query_rows_are_kept(query: Query, asked: list[float]) -> bool:
+    """The second request comes after the broker was silent for 5 s, in the same batch, and not much earlier."""
+    eventually(lambda: len(asked) >= 2, 25, "the tail is requested again")
+    return asked[1] - asked[0] > 4 and query.running.isActive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import socket
 import ssl
@@ -19,6 +20,7 @@ from natslog.security.certificates import make_certificates
 from tests.columnar.test_connections import Relay, with_length
 from tests.columnar.test_hostile import ROWS, Server
 from tests.columnar.test_hostile import read as read_relay
+from tests.columnar.test_real_time import Query, short_batches
 from tests.harness import BrokerProcess, eventually, publish_acked, running
 
 LARGE = [bytes([at]) * 900_000 for at in range(20)]
@@ -70,6 +72,25 @@ def test_rows_arrive_unchanged_with_the_certificates_of_both_sides(
     assert "natslog stream large" in frame._jdf.queryExecution().toString(), "the columnar reader"
     for _ in range(2):
         assert [bytes(row.value) for row in frame.orderBy("offset").collect()] == LARGE
+
+
+def test_rows_arrive_in_real_time(
+    spark: SparkSession, broker: BrokerProcess, certificates: Path, tmp_path: Path
+) -> None:
+    """Over a connection that is quiet for a while: reads of it end without a message, and it goes on."""
+    options = {"servers": broker.url, "stream": "large", "tlsCaFile": str(certificates / "ca.pem")}
+    options |= of_client(certificates)
+    read = (
+        spark.readStream.format("natslog").options(**options, startingOffsets="latest", columns="offset,value").load()
+    )
+    with short_batches(spark):
+        query = Query(read.selectExpr("offset", "md5(value) as value"), tmp_path, realTime="5 seconds")
+        eventually(lambda: query.running.lastProgress, 60, "a batch has ended")
+        for number in range(3):
+            time.sleep(1.5)
+            publish_acked(broker.nats_url, "large", [LARGE[0]])
+            query.until(number + 1)
+        assert query.rows("value") == [hashlib.md5(LARGE[0]).hexdigest()] * 3
 
 
 def test_certificates_that_are_missing_are_named(

@@ -149,9 +149,10 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
         tryAgain(error.getMessage(), untilNs);
       } catch (NatslogException error) {
         closeAnswer();
+        boolean isDamaged = error.is("corrupt_log", "corrupt_answer");
         if (error.is("offset_out_of_range")) {
           passOverRemoved(error);
-        } else if (error.retriable || (error.is("corrupt_log", "corrupt_answer") && ++damaged <= settings.retries)) {
+        } else if (isDamaged ? ++damaged <= settings.retries : error.retriable) {
           tryAgain(error.getMessage(), untilNs);
         } else {
           throw error.is("not_found") ? tooOld() : error;
