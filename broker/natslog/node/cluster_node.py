@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets as chance
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from natslog.cluster.commands import Proposal
@@ -89,8 +90,8 @@ class LocalReplicas(Protocol):
     def reaches_nats(self) -> bool:
         """Whether streams that are led here can take messages."""
 
-    def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
-        """Streams whose leader has not responded for too long."""
+    def unresponsive_leaders(self, ended: Collection[BrokerId]) -> list[tuple[StreamId, Epoch]]:
+        """Streams whose leader is one of these brokers, or has not responded for too long."""
 
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
@@ -124,9 +125,11 @@ class ClusterNode(Admission):
             send=self._send_raft,
             forward=self._forward,
             on_applied=lambda: broker.hosting.reconcile(),
+            on_leader=lambda: self._report_due.set(),
             on_bug=broker.halt,
             raise_level=data_dir.raise_level,
         )
+        self._report_due = asyncio.Event()
         super().__init__(config, data_dir, group, KeyRing(secrets))
         self._broker = broker
         self.tls = tls
@@ -335,6 +338,11 @@ class ClusterNode(Admission):
     def link_changed(self, peer: Hello, is_up: bool) -> None:
         logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")
 
+    def process_ended(self, peer: Hello) -> None:
+        logger.debug("the process of broker %d has ended", peer.broker)
+        self.group.member_ended(peer.broker)
+        self._report_due.set()
+
     def received(self, peer: Hello, frame: Frame, reply: Reply) -> None:
         if isinstance(frame, Welcome):
             self._join(frame.cluster_id)
@@ -430,13 +438,17 @@ class ClusterNode(Admission):
             link.send(frame)
 
     async def _report(self) -> None:
+        """At once when a process has ended, or another broker leads the metadata."""
         while True:
-            await asyncio.sleep(_REPORT_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REPORT_EVERY_S):
+                    await self._report_due.wait()
+            self._report_due.clear()
             leader = self.group.leader
             if leader is None or not self.has_joined.is_set():
                 continue
             replicas = self._broker.hosting
-            reaches_nats, leaders = replicas.reaches_nats(), replicas.unresponsive_leaders()
+            reaches_nats, leaders = replicas.reaches_nats(), replicas.unresponsive_leaders(self.links.ended)
             positions = replicas.unproven_positions()
             if leader == self.me:
                 self.leading.reported_nats(self.me, reaches_nats)

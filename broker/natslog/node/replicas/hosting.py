@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import Any
 
@@ -240,13 +240,13 @@ class Hosting:
         """Whether streams that are led here can take messages."""
         return self._nats.is_reachable and self.around.has_room
 
-    def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
-        """Streams whose leader has not responded for too long."""
+    def unresponsive_leaders(self, ended: Collection[BrokerId]) -> list[tuple[StreamId, Epoch]]:
+        """Streams whose leader is one of these brokers, or has not responded for too long."""
         return [
             (stream.id, epoch)
             for fetcher in self.fetchers.values()
             for stream in fetcher.streams
-            if (epoch := stream.unresponsive_leader(fetcher.last_contact_ms)) is not None
+            if (epoch := stream.unresponsive_leader(fetcher.last_contact_ms, ended)) is not None
         ]
 
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
