@@ -167,8 +167,8 @@ class Controller:
         return not self._is_reported(record, absent, now_ms)
 
     def _is_reported(self, record: StreamRecord, absent: Collection[BrokerId], now_ms: float) -> bool:
-        """Whether a majority have reported the leader: of those who hold everything, where the absent ones count as if, or
-        of all replicas, as the leader may have just removed one of them from those who hold everything.
+        """Whether a majority reports the leader: of those who hold everything, where the absent ones count as reports,
+        or of all replicas, as the leader may have just removed one of them from those who hold everything.
         """
         epoch, reports = self._unresponsive.get(record.id, (record.leader_epoch, {}))
         if epoch != record.leader_epoch or not reports:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets as chance
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -68,7 +69,7 @@ from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.cluster")
 
-_REPORT_EVERY_S = 0.5
+_REPORT_EVERY_S, _LOOK_EVERY_S = 0.5, 0.1
 _COMPARE_CLOCKS_EVERY_S = 1.0
 _MISSING_CLOCKS_EVERY_S = 0.1  # while fewer than a majority's are known: epochs wait for them
 _LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
@@ -438,28 +439,33 @@ class ClusterNode(Admission):
             link.send(frame)
 
     async def _report(self) -> None:
-        """At once when a process has ended, or another broker leads the metadata."""
+        """Twice a second; at once when leaders do not respond any more, or another broker leads the metadata."""
+        reported, next_s = list[tuple[StreamId, Epoch]](), 0.0
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_REPORT_EVERY_S):
+                async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._report_due.wait()
-            self._report_due.clear()
-            leader = self.group.leader
-            if leader is None or not self.has_joined.is_set():
-                continue
-            replicas = self._broker.hosting
-            reaches_nats, leaders = replicas.reaches_nats(), replicas.unresponsive_leaders(self.links.ended)
-            positions = replicas.unproven_positions()
-            if leader == self.me:
-                self.leading.reported_nats(self.me, reaches_nats)
-                self.leading.reported_unresponsive(self.me, leaders)
-                self.leading.reported_position(self.me, positions)
-            elif (link := self.links.of(leader)) is not None:
-                link.send(NatsReachability(reaches_nats))
-                if leaders:
-                    link.send(UnresponsiveLeaders(tuple(leaders)))
-                if positions:
-                    link.send(Positioned(tuple(positions)))
+            leaders = self._broker.hosting.unresponsive_leaders(self.links.ended)
+            if self._report_due.is_set() or leaders != reported or time.monotonic() >= next_s:
+                self._report_due.clear()
+                reported, next_s = leaders, time.monotonic() + _REPORT_EVERY_S
+                self._send_reports(leaders)
+
+    def _send_reports(self, leaders: list[tuple[StreamId, Epoch]]) -> None:
+        leader, replicas = self.group.leader, self._broker.hosting
+        if leader is None or not self.has_joined.is_set():
+            return
+        reaches_nats, positions = replicas.reaches_nats(), replicas.unproven_positions()
+        if leader == self.me:
+            self.leading.reported_nats(self.me, reaches_nats)
+            self.leading.reported_unresponsive(self.me, leaders)
+            self.leading.reported_position(self.me, positions)
+        elif (link := self.links.of(leader)) is not None:
+            link.send(NatsReachability(reaches_nats))
+            if leaders:
+                link.send(UnresponsiveLeaders(tuple(leaders)))
+            if positions:
+                link.send(Positioned(tuple(positions)))
 
     # ---- clocks ----
 

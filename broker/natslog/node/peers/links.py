@@ -112,9 +112,9 @@ class DialledLink:
             dialled_s = time.monotonic()
             try:
                 await self._connect_and_read()
+                pause_s = _REDIAL_S[0]
                 if time.monotonic() - dialled_s > _REDIAL_S[1]:
                     continue  # at once: it is refused where the process has ended
-                pause_s = _REDIAL_S[0]
             except (NatslogError, OSError, aiohttp.ClientError, TimeoutError) as error:
                 self._note_problem(error)
             await asyncio.sleep(pause_s)
