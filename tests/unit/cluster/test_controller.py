@@ -128,6 +128,14 @@ def test_new_metadata_leader_replaces_at_once_who_is_reported_by_a_majority_and_
     assert {one.stream_id for one in found} == {"orders", "unreported"}
 
 
+def test_leader_that_has_just_removed_a_replica_is_replaced_as_a_majority_of_all_replicas_reports_it() -> None:
+    controller, state = Controller(BEGAN_MS), cluster(isr=(1, 3))
+    controller.reported_unresponsive("orders", 1, 3, 0.0)
+    assert chosen(controller, state, ALL) is None, "one of two that hold everything is no majority"
+    controller.reported_unresponsive("orders", 1, 2, 0.0)
+    assert chosen(controller, state, ALL, 100.0) == (3, (3,)), "only who holds everything leads"
+
+
 def test_who_has_no_session_counts_as_missing_the_leader() -> None:
     controller = Controller(BEGAN_MS)
     controller.reported_unresponsive("orders", 1, 2, 0.0)
