@@ -339,6 +339,10 @@ class ClusterNode(Admission):
     def link_changed(self, peer: Hello, is_up: bool) -> None:
         logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")
 
+    def admitted(self, hello: Hello) -> None:
+        super().admitted(hello)
+        self.links.began(hello.broker)
+
     def process_ended(self, peer: Hello) -> None:
         logger.debug("the process of broker %d has ended", peer.broker)
         self.group.member_ended(peer.broker)

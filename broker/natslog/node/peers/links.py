@@ -54,7 +54,8 @@ class DialledLink:
         self.problem = "no connection was made yet"
         self.refusal: NatslogError | None = None  # what the last handshake ended with
         self.is_self = False
-        self.has_ended = False  # the process that it was up with: no other one listens there
+        self.has_ended = False  # the process that it was up with: no other one is known to run
+        self._was_up = False  # since that was found
         self._on_fetched: OnFetched | None = None
         self._owner = owner
         self._session = session
@@ -123,8 +124,9 @@ class DialledLink:
     def _note_problem(self, error: BaseException) -> None:
         self.refusal = error if isinstance(error, NatslogError) else None
         self.problem = problem_of(error, HANDSHAKE_S)
-        if self.peer is not None and is_refusal(error) and not self.has_ended:
-            self.has_ended = True
+        if self._was_up and is_refusal(error):
+            assert self.peer is not None, "it was up"
+            self._was_up, self.has_ended = False, True
             self._owner.process_ended(self.peer)
         self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
         if (
@@ -146,7 +148,7 @@ class DialledLink:
         try:
             if introductions != self._introductions:
                 return  # its hello has changed meanwhile
-            self.peer, self._is_up, self.has_ended = met.peer, True, False
+            self.peer, self._is_up, self._was_up, self.has_ended = met.peer, True, True, False
             self._up.set()
             self._owner.admitted(met.peer)
             self._owner.link_changed(met.peer, True)
@@ -262,6 +264,12 @@ class Links:
         """Brokers whose processes have ended since a link to them was up."""
         ended = {link.peer.broker for link in self._by_url.values() if link.has_ended and link.peer is not None}
         return frozenset(broker for broker in ended if self.of(broker) is None)
+
+    def began(self, broker: BrokerId) -> None:
+        """A process of this broker runs: it has opened a link to this one, perhaps before it is dialled again."""
+        for link in self._by_url.values():
+            if link.peer is not None and link.peer.broker == broker:
+                link.has_ended = False
 
     def to(self, url: str) -> DialledLink | None:
         return self._by_url.get(url)

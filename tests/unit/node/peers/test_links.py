@@ -86,6 +86,8 @@ def test_end_of_a_process_is_noticed_as_its_address_refuses_and_over_with_the_ne
                     assert one.links.ended == frozenset()
                 await until(lambda: one.links.ended == {2})
             assert ended == [2, 2], "once for each end"
+            one.admitted(other.hello())
+            assert one.links.ended == frozenset(), "it has opened a link itself"
 
     asyncio.run(main())
 
