@@ -15,6 +15,7 @@ from tests.bench import (
     cluster_losses,
     console_pages,
     cursors,
+    failover,
     lag_overhead,
     long_polls,
     publishing,
@@ -49,14 +50,15 @@ def main() -> None:
         "--only",
         default="",
         help="comma-separated: publish, few, few-replicated, latency, flood, scan, singly, skew, typed, sink, append, "
-        "streams, start, replicas, failover, stop, idle, unacked, catchup, lag, polls, security, removal, subjects, "
+        "streams, start, replicas, failover, idle, unacked, catchup, lag, polls, security, removal, subjects, "
         "cursors; or, run only if it is named, kafka or a part of it: kafka-columnar, kafka-scan, kafka-scan-singly, "
         "kafka-sunk, kafka-group, kafka-json, kafka-stream, kafka-sink, kafka-publish; or, likewise, jetstream: "
         "jetstream-pull, jetstream-push, jetstream-queue, each also with -singly, jetstream-kv, jetstream-idle, "
         "jetstream-publish; or realtime, beside Kafka; or console, which "
         "takes the screenshots of docs/console, too",
     )
-    parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover")
+    parser.add_argument("--kills", type=int, default=5, help="of the leader, by failover: of each kind")
+    parser.add_argument("--transfers", type=int, default=10, help="planned ones, by failover: of each kind")
     parser.add_argument("--behind", default="2GiB", help="how much a broker catches up with, by catchup")
     parser.add_argument("--readers", type=int, default=2000, help="of one stream, by polls")
     parser.add_argument("--rows", type=int, default=5_000_000, help="of 128 bytes, by kafka")
@@ -79,8 +81,7 @@ def main() -> None:
         "streams": standing.many_streams,
         "start": lambda: [standing.start_with_a_large_log()],
         "replicas": lambda: cluster.replicated(given.pairs),
-        "failover": lambda: cluster.failover(given.kills),
-        "stop": lambda: cluster.planned_stops(20),
+        "failover": lambda: failover.failover(given.kills, given.transfers),
         "idle": cluster.idle_replicas,
         "unacked": lambda: cluster_losses.without_acks(min(given.pairs, 3)),
         "catchup": lambda: cluster_losses.catching_up(parse_size_bytes(given.behind), given.pairs),

@@ -1,19 +1,14 @@
-"""Three brokers: acked publish with three replicas, the leader killed under load, 1,000 idle streams, a dead broker."""
+"""Three brokers: acked publish with three replicas, 1,000 idle streams, a dead broker."""
 
 from __future__ import annotations
 
 import statistics
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pyarrow as pa
-
-from natslog.client.publisher import Publisher, Rows
 from tests.bench.cluster_sides import jetstream_cluster_side, natslog_cluster_side, three_brokers
-from tests.bench.pairs import Comparison, compare, console
-from tests.bench.sides import STREAM, SUBJECT, jetstream_stored, raw_publish, scratch
+from tests.bench.pairs import Comparison, compare
+from tests.bench.sides import STREAM, jetstream_stored, raw_publish, scratch
 from tests.bench.standing import cpu_seconds
 from tests.harness import BrokerProcess, eventually
 
@@ -52,64 +47,6 @@ def replicated(pairs: int) -> list[Comparison]:
             pairs=pairs,
         )
     ]
-
-
-class _Load(threading.Thread):
-    """Publishes acked batches one after another; remembers when each was acked."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(daemon=True)
-        self.url = url
-        self.acked_at: list[float] = []
-        self.stop = False
-
-    def run(self) -> None:
-        with Publisher(self.url, ack_timeout_s=60) as publisher:
-            for number in range(10**9):
-                if self.stop:
-                    return
-                ids = pa.array([f"{number}.{at}" for at in range(_ROWS)])
-                rows = Rows(pa.array([SUBJECT] * _ROWS), pa.array([b"x" * 128] * _ROWS), ids=ids)
-                publisher.publish(rows, "stored")
-                self.acked_at.append(time.monotonic())
-
-
-def failover(kills: int) -> list[Comparison]:
-    """How long a publisher waits when the leader is killed."""
-    return [_leader_ends("killed", kills, 10.0, BrokerProcess.kill)]
-
-
-def planned_stops(stops: int) -> list[Comparison]:
-    """How long a publisher waits when the leader is stopped in order."""
-    return [_leader_ends("stopped in order", stops, 0.2, BrokerProcess.terminate)]
-
-
-def _leader_ends(how: str, times: int, bound_s: float, end: Callable[[BrokerProcess], object]) -> Comparison:
-    found = Comparison(f"leader {how} under load: longest wait for an ack", "s", bound_s, is_bound=True)
-    with natslog_cluster_side() as (server, brokers):
-        load = _Load(server.url)
-        load.start()
-        client = brokers[0].client()
-        client.servers = tuple(broker.url for broker in brokers)
-        for _ in range(times):
-            eventually(lambda: len(client.position(STREAM)["isr"]) == 3, 60)
-            found.ours.append(_ended(brokers, client.position(STREAM)["leader"], load, end))
-            console.print(f"  {how}: {found.ours[-1]:.2f} s")
-        load.stop = True
-        load.join(60)
-        assert client.position(STREAM)["high_watermark"] >= _ROWS * len(load.acked_at)
-    return found
-
-
-def _ended(brokers: list[BrokerProcess], leader: int, load: _Load, end: Callable[[BrokerProcess], object]) -> float:
-    victim = brokers[leader - 1]
-    eventually(lambda: load.acked_at and time.monotonic() - load.acked_at[-1] < 1.0, 30)
-    before = len(load.acked_at)
-    end(victim)
-    eventually(lambda: len(load.acked_at) > before + 3, 60, "publishing goes on")
-    times = load.acked_at[before - 1 :]
-    victim.start()
-    return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
 
 
 def idle_replicas() -> list[Comparison]:

@@ -17,14 +17,14 @@ from tests.harness import BrokerProcess, eventually, write_secret
 
 
 @contextmanager
-def three_brokers(folder: Path, **settings: Any) -> Iterator[tuple[NatsServer, list[BrokerProcess]]]:
-    """A NATS server and a cluster of three that use it; all are gone afterwards."""
+def three_brokers(folder: Path, *, count: int = 3, **settings: Any) -> Iterator[tuple[NatsServer, list[BrokerProcess]]]:
+    """A NATS server and a cluster of three (or `count`) that use it; all are gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     secret = write_secret(folder / "secret", "0123456789abcdef" * 2)
     server = NatsServer(0, folder / "nats.log").start()
     brokers = [
         BrokerProcess(folder / f"broker-{number}", server.url, broker_id=number, cluster_secret_file=secret, **settings)
-        for number in (1, 2, 3)
+        for number in range(1, count + 1)
     ]
     try:
         for broker in brokers:
@@ -41,7 +41,7 @@ def three_brokers(folder: Path, **settings: Any) -> Iterator[tuple[NatsServer, l
 
 @contextmanager
 def natslog_cluster_side(**settings: Any) -> Iterator[tuple[NatsServer, list[BrokerProcess]]]:
-    """Three brokers with one empty stream of three replicas."""
+    """Three brokers (or `count`) with one empty stream of three replicas."""
     with scratch() as folder, three_brokers(folder / "natslog", **settings) as (server, brokers):
         brokers[0].client().create_stream(STREAM, SUBJECT, replicas=3)
         yield server, brokers

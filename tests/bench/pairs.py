@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 170)
@@ -34,7 +35,8 @@ class Comparison:
         unit: of both sides' figures. `bar`: the least ratio wanted, or the bound on our own figure where `peer` is "".
             0 for a line without a bar, unless `is_bound`.
         ours, theirs: one figure a pair. `ratios`: how many times better ours is, pair by pair.
-        is_bound: `bar` is an upper bound of our figure; there is no peer.
+        is_bound: `bar` is an upper bound of our figure; there is no peer. quantile: which of our figures is compared
+            with it; the median unless stated.
         our_cpu_us, their_cpu_us: processor time of all processes together for a row, one figure a pair, or empty.
         alternative: another line; this one also holds where that one does.
         notes: further figures, by name.
@@ -47,6 +49,7 @@ class Comparison:
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
     is_bound: bool = False
+    quantile: float = 0.5
     lower_is_better: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
     our_cpu_us: list[float] = field(default_factory=list)
@@ -61,7 +64,7 @@ class Comparison:
     @property
     def figure(self) -> float:
         """What is compared with the bar."""
-        return statistics.median(self.ours if self.is_bound else self.ratios)
+        return float(np.quantile(self.ours, self.quantile)) if self.is_bound else statistics.median(self.ratios)
 
     @property
     def has_bar(self) -> bool:

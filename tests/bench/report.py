@@ -88,7 +88,7 @@ def print_table(found: list[Comparison]) -> None:
     for column in ("what", "natslog", "peer", "peer's", "unit", *cpu_columns, "ratio", "bar", ""):
         table.add_column(column, justify="right" if column in _RIGHT else "left")
     for line in found:
-        ours = _text(statistics.median(line.ours))
+        ours = _text(line.figure if line.is_bound else statistics.median(line.ours))
         theirs = _text(statistics.median(line.theirs)) if line.theirs else ""
         cpu = [_median_text(line.our_cpu_us), _median_text(line.their_cpu_us)] if has_cpu else []
         ratio = "" if line.is_bound else f"{line.figure:.2f}×"

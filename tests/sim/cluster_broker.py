@@ -46,6 +46,10 @@ class Roles(Life):
         for replica in list(self.replicas.values()):
             replica.tick()
 
+    def report_leaders(self) -> None:
+        for replica in self.replicas.values():
+            replica.report()
+
     # ---- from metadata to replicas ----
 
     def look_at_records(self) -> None:

@@ -126,6 +126,7 @@ class Life:
         self.is_up = True
         self.began_ms = self.world.now_ms
         self.is_paused = False
+        self.ended: set[BrokerId] = set()  # brokers whose processes have ended, as far as this one has noticed
         self.inbox: list[Callable[[], None]] = []
         self.state = state_of(disk.snapshot)
         after, disk.clean_life = disk.clean_life, ""
@@ -221,6 +222,10 @@ class Life:
 
     def look_at_records(self) -> None:
         """The metadata may have changed."""
+        raise NotImplementedError
+
+    def report_leaders(self) -> None:
+        """Those that do not respond, or have ended."""
         raise NotImplementedError
 
 
@@ -375,6 +380,12 @@ class Process(Life):
             to = self.world.random.choice(self.cluster.numbers)
             late_ms = self.world.random.uniform(100, 4000)
             self.world.after(late_ms, lambda: self.cluster.send(self.me, to, "proposed", proposal))
+
+    def process_ended(self, broker: BrokerId) -> None:
+        self.ended.add(broker)
+        self.raft.member_ended(broker)
+        self.pump()
+        self.report_leaders()
 
     def report(self, method: str, message: Any) -> None:
         if self.raft.leader is not None:

@@ -161,7 +161,7 @@ class SimReplica:
 
     def report(self) -> None:
         """What a replica tells the metadata leader while it has no leader, or is not answered by it."""
-        if (epoch := self.machine.unresponsive_leader(0.0)) is not None:
+        if (epoch := self.machine.unresponsive_leader(self.world.now_ms, 0.0, self.life.ended)) is not None:
             self.life.report("reported", (self.id, self.me, epoch))
         for log_id, *where in self.machine.unproven_positions():
             self.life.report("positioned", (log_id, self.me, *where))

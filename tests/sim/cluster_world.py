@@ -36,6 +36,7 @@ from natslog.model import BrokerId, Epoch, StreamId, StreamSettings, companion_i
 from tests.sim.cluster_broker import Broker
 from tests.sim.cluster_checker import PUBLISHERS, Checker, StreamChecker, publisher_of
 from tests.sim.cluster_clocks import SKEW_US
+from tests.sim.cluster_ends import Ends
 from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_process import IDS, NAMES, Disk, Log, encode, listed_lives
 from tests.sim.cluster_removals import edited_rules
@@ -68,6 +69,7 @@ SLOW_MS = {"step": 300.0, "proposed": 6000.0}
 class Cluster:
     """Args: `resizes`: in some seeds the number of replicas and `min_isr` are edited. `is_healthy`: brokers are stopped
     and started in order, leadership is transferred, publishers are silent now and then; nothing else happens.
+        `notices_ends`: whether brokers notice the ends of others (`Ends`); None: in half of the seeds.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Cluster:
         faults_until_ms: float = FAULTS_UNTIL_MS,
         resizes: bool = True,
         is_healthy: bool = False,
+        notices_ends: bool | None = None,
     ) -> None:
         self.is_healthy = is_healthy
         self.world = World(seed)
@@ -103,6 +106,7 @@ class Cluster:
             self.is_reckless, self.resizes, self.liar = False, False, None
             self.faults.kinds, self.faults.blow_share = ["stop", "transfer"], 0.0
             self.faults.interval_ms = HEALTHY_INTERVAL_MS
+        self.ends = Ends(self, seed, notices_ends)
         self.slow_disk: BrokerId | None = None
         self.loses_folder: set[BrokerId] = set()
         self.copies: dict[BrokerId, Disk] = {}
@@ -282,6 +286,7 @@ class Cluster:
         if not broker.is_up or (self.world.now_ms >= self.faults.until_ms and not is_clean):
             return
         broker.is_up = False
+        self.ends.ended(number)
         self.world.note(f"{number} crashes, clean {is_clean}")
         if is_clean and not broker.is_paused:
             broker.disk.clean_life = broker.incarnation
@@ -312,6 +317,7 @@ class Cluster:
                 disk.log_of(lost).delete()
         disk = self.restored(number, disk)
         self.brokers[number] = Broker(self, number, disk)
+        self.ends.began(number)
         self.world.note(f"{number} starts with {[log.synced for log in disk.logs.values()]} records")
         self.brokers[number].look_at_records()
 
@@ -354,6 +360,7 @@ class Cluster:
     def run(self) -> None:
         self.begin()
         self.faults.begin()
+        self.ends.begin()
         self.world.run_until(self.faults.until_ms)
         self.heal()
         self.world.run_until(END_MS)

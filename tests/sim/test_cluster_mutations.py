@@ -30,6 +30,7 @@ NOTICED_LATE = {
     "ids of dropped rows are forgotten": 106,
     "a folder that is missing opens as an empty log": 527,
     "proposal applied twice on retry": 85,
+    "a damaged replica serves what is left": 358,
     "beyond the end without a barrier": 317,
     "who takes office keeps a part of a run": 41,
     "refused proposals are repeated for ever": 24,
@@ -50,7 +51,6 @@ search for one takes up to a minute.
 SEARCHED_LONG = (
     *NOTICED_LATE,
     "who is eligible stays so when min_isr is lowered",
-    "a damaged replica serves what is left",
     "a damaged replica stays in the ISR",
     "KIP-279: one step back instead of a walk",
     "lives have a number and no nonce",

@@ -3,7 +3,8 @@ return of a stream to its preferred leader. Soft state only: a new metadata lead
 
 Theory of operation. A leader has failed when it has no session with the metadata leader, when its process began a new
 life, or when a majority of those who hold everything committed report it as unresponsive (no session counts as a
-report). The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly
+report). A new metadata leader has no sessions yet: until every broker has had the time to begin one, reports alone
+count. The next one is a proven member of the ISR, else an eligible one; where all of them have restarted uncleanly
 (power lost everywhere), the longest log of enough of them. No other broker becomes leader: the stream waits. A leader
 without a working NATS connection accepts no messages: leadership is transferred to an in-sync replica that does. A
 broker that stops transfers its leadership itself, and gets none.
@@ -13,7 +14,7 @@ Invariant: every decision names the version of the record that it was made for, 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from natslog.cluster.commands import AppointLeaders, Appointment, BackgroundCommand, FinishMoves, MoveReplicas
@@ -113,15 +114,18 @@ class Controller:
     # ---- decisions ----
 
     def decide(self, state: Metadata, alive: Collection[BrokerId], now_ms: float, wall_us: int = 0) -> Decisions:
-        """While brokers are missing, a new metadata leader decides nothing until they have had the time to report.
-        While nothing is new, and nothing was to be decided, the streams are not looked at again.
+        """While brokers are missing, a new metadata leader only replaces leaders that a majority reports, until the
+        others have had the time to report. While nothing is new, and nothing was to be decided, the streams are not
+        looked at again.
 
         Args:
             alive: registered brokers that have a session.
             wall_us: the time now, for tombstones.
         """
         if len(alive) < len(state.brokers) and not self.has_waited_for_brokers(now_ms):
-            return Decisions()
+            self._alive = frozenset(alive)
+            reported = [record for record in state.streams.values() if self._is_reported(record, (), now_ms)]
+            return Decisions(self._appoint(state, reported, {}, now_ms))
         if frozenset(alive) != self._alive:
             self._alive, self._changed_ms = frozenset(alive), now_ms
         if self._decided_for != (state.version, self._alive):
@@ -129,7 +133,6 @@ class Controller:
             self._note_news(now_ms)
         if self._is_quiescent:
             return Decisions()
-        appointments: list[Appointment] = []
         moves: list[tuple[StreamId, int]] = []
         transfers: list[LeadershipTransfer] = []
         loads: dict[BrokerId, int] = {}
@@ -148,14 +151,7 @@ class Controller:
                     transfers.append(transfer)
             else:
                 unled.append(record)
-        for record in unled:
-            if (chosen := self._successor(state, record, loads, now_ms)) is not None:
-                loads[chosen.leader] = loads.get(chosen.leader, 0) + 1
-                appointments.append(chosen)
-        commands: list[BackgroundCommand] = []
-        if appointments:
-            self._changed_ms = now_ms
-            commands.append(AppointLeaders(appointments=tuple(appointments)))
+        commands: list[BackgroundCommand] = [*self._appoint(state, unled, loads, now_ms)]
         if moves:
             commands.append(FinishMoves(moves=tuple(moves), moved_us=wall_us))
         decisions = Decisions((*commands, *self._drains(state)), tuple(transfers))
@@ -167,13 +163,34 @@ class Controller:
     def _is_led(self, record: StreamRecord, now_ms: float) -> bool:
         if record.leader is None or record.leader not in self._alive:
             return False
+        absent = [broker for broker in record.candidates if broker not in self._alive]
+        return not self._is_reported(record, absent, now_ms)
+
+    def _is_reported(self, record: StreamRecord, absent: Collection[BrokerId], now_ms: float) -> bool:
+        """Whether a majority reports the leader: of those who hold everything, where the absent ones count as reports,
+        or of all replicas, as the leader may have just removed one of them from those who hold everything.
+        """
         epoch, reports = self._unresponsive.get(record.id, (record.leader_epoch, {}))
         if epoch != record.leader_epoch or not reports:
-            return True
+            return False
         holding = set(record.candidates)
         missing = {broker for broker, at_ms in reports.items() if now_ms - at_ms < _REPORT_HOLDS_MS}
-        missing |= {broker for broker in holding if broker not in self._alive}
-        return 2 * len(missing & holding) <= len(holding)
+        is_missed_by_holders = 2 * len(holding & missing.union(absent)) > len(holding)
+        return is_missed_by_holders or 2 * len(missing.intersection(record.replicas)) > len(record.replicas)
+
+    def _appoint(
+        self, state: Metadata, unled: Iterable[StreamRecord], loads: dict[BrokerId, int], now_ms: float
+    ) -> tuple[AppointLeaders, ...]:
+        """Leaders of these streams, where there is one to be found. Args: loads: of each broker; brought up to date."""
+        appointments: list[Appointment] = []
+        for record in unled:
+            if (chosen := self._successor(state, record, loads, now_ms)) is not None:
+                loads[chosen.leader] = loads.get(chosen.leader, 0) + 1
+                appointments.append(chosen)
+        if not appointments:
+            return ()
+        self._changed_ms = now_ms
+        return (AppointLeaders(appointments=tuple(appointments)),)
 
     def _successor(
         self, state: Metadata, record: StreamRecord, loads: dict[BrokerId, int], now_ms: float

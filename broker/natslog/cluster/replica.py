@@ -197,10 +197,10 @@ class Replica:
         """
         return self.state.successor(stopping) if isinstance(self.state, Leading) else None
 
-    def unresponsive_leader(self, leader_contact_ms: float) -> Epoch | None:
-        """The epoch whose leader has not answered for so long that it is to be reported."""
+    def unresponsive_leader(self, now_ms: float, leader_contact_ms: float, ended: Collection[BrokerId]) -> Epoch | None:
+        """The epoch whose leader is to be reported: it is one of `ended`, or has not answered for too long."""
         following = self.following
-        if following is None or not following.is_leader_unresponsive(self.context.now_ms, leader_contact_ms):
+        if following is None or not following.is_leader_unresponsive(now_ms, leader_contact_ms, ended):
             return None
         return following.epoch
 

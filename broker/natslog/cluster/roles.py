@@ -23,7 +23,7 @@ Source: KIP-101, KIP-279, KIP-320, KIP-595 (divergence in the fetch answer), KIP
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -464,9 +464,12 @@ class FollowerReplica:
         self.high_watermark = max(self.high_watermark, min(leader_high_watermark, whole_end_offset))
         return self.high_watermark
 
-    def is_leader_unresponsive(self, now_ms: float, leader_contact_ms: float) -> bool:
-        """Whether the leader has sent nothing for so long that it is to be reported."""
-        return now_ms - max(self.last_contact_ms, leader_contact_ms) > self.timeouts.unresponsive_ms
+    def is_leader_unresponsive(self, now_ms: float, leader_contact_ms: float, ended: Collection[BrokerId]) -> bool:
+        """Whether the leader is to be reported: its process is one of those that have ended, or has sent nothing for so
+        long.
+        """
+        is_silent = now_ms - max(self.last_contact_ms, leader_contact_ms) > self.timeouts.unresponsive_ms
+        return is_silent or self.record.leader in ended
 
 
 Position: TypeAlias = tuple[Epoch, int]

@@ -27,7 +27,7 @@ class Timeouts:
     """
 
     lag_ms: float = 3000.0
-    unresponsive_ms: float = 2500.0
+    unresponsive_ms: float = 2200.0
     propose_again_ms: float = 2000.0
     wait_after_ms: float = 5000.0
 

@@ -2,8 +2,9 @@
 
 A broker that is partitioned from the others only sends requests: its term does not increase, and it does not disturb
 the others when it is connected again. A voter that received a message from a leader within the election timeout does
-not answer either kind of request, unless that leader requested the election itself. An answer with a higher term than
-the sender's makes the sender a follower of that term.
+not answer either kind of request, unless that leader requested the election itself. Where the process of the leader
+has ended (`member_ended`), no voter waits for that timeout; as a majority must notice it, the loss of one connection
+deposes no leader. An answer with a higher term than the sender's makes the sender a follower of that term.
 
 Source: Ongaro's thesis, 4.2.3, 6.4 and 9.6; etcd-io/raft `raft.go`.
 """
@@ -20,6 +21,9 @@ from natslog.consensus.types import (
     VoteRequest,
     VoteResponse,
 )
+from natslog.model import BrokerId
+
+_TURN_TICKS = 2
 
 
 class RaftElections(RaftLeader):
@@ -32,6 +36,18 @@ class RaftElections(RaftLeader):
         self.role, self.leader = "pre_candidate", None
         self._enter_role()
         self._ask_for_votes(Term(self.term + 1), is_pre=True)
+
+    def member_ended(self, broker: BrokerId) -> None:
+        """The kernel of this member's machine has closed the connection with it, and accepts no other one. If it led,
+        this broker answers requests for votes from now on, and does not wait for its timeout. The voters campaign in
+        turn, in the order of their ids, so that they do not divide their votes.
+        """
+        if broker != self.leader or self.role != "follower":
+            return
+        others = [voter for voter in self.membership.voters if voter != broker]
+        self.leader, self._waited_ticks = None, 0
+        if self.me in others:
+            self._timeout_ticks = 1 + _TURN_TICKS * others.index(self.me)
 
     def _campaign_for_real(self, *, by_transfer: bool = False) -> None:
         self.term, self.vote = Term(self.term + 1), self.me

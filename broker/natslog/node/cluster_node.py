@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets as chance
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from natslog.cluster.commands import Proposal
@@ -67,7 +69,7 @@ from natslog.security.tls import BrokerTls
 
 logger = logging.getLogger("natslog.cluster")
 
-_REPORT_EVERY_S = 0.5
+_REPORT_EVERY_S, _LOOK_EVERY_S = 0.5, 0.1
 _COMPARE_CLOCKS_EVERY_S = 1.0
 _MISSING_CLOCKS_EVERY_S = 0.1  # while fewer than a majority's are known: epochs wait for them
 _LATEST_US = 1 << 53  # of a clock that another broker may claim: the year 2255
@@ -89,8 +91,8 @@ class LocalReplicas(Protocol):
     def reaches_nats(self) -> bool:
         """Whether streams that are led here can take messages."""
 
-    def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
-        """Streams whose leader has not responded for too long."""
+    def unresponsive_leaders(self, ended: Collection[BrokerId]) -> list[tuple[StreamId, Epoch]]:
+        """Streams whose leader is one of these brokers, or has not responded for too long."""
 
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:
         """Where the logs end that this broker restarted with uncleanly: (stream, record version, last epoch, end)."""
@@ -124,9 +126,11 @@ class ClusterNode(Admission):
             send=self._send_raft,
             forward=self._forward,
             on_applied=lambda: broker.hosting.reconcile(),
+            on_leader=lambda: self._report_due.set(),
             on_bug=broker.halt,
             raise_level=data_dir.raise_level,
         )
+        self._report_due = asyncio.Event()
         super().__init__(config, data_dir, group, KeyRing(secrets))
         self._broker = broker
         self.tls = tls
@@ -335,6 +339,15 @@ class ClusterNode(Admission):
     def link_changed(self, peer: Hello, is_up: bool) -> None:
         logger.debug("the link to broker %d is %s", peer.broker, "up" if is_up else "down")
 
+    def admitted(self, hello: Hello) -> None:
+        super().admitted(hello)
+        self.links.began(hello.broker)
+
+    def process_ended(self, peer: Hello) -> None:
+        logger.debug("the process of broker %d has ended", peer.broker)
+        self.group.member_ended(peer.broker)
+        self._report_due.set()
+
     def received(self, peer: Hello, frame: Frame, reply: Reply) -> None:
         if isinstance(frame, Welcome):
             self._join(frame.cluster_id)
@@ -430,24 +443,33 @@ class ClusterNode(Admission):
             link.send(frame)
 
     async def _report(self) -> None:
+        """Twice a second; at once when leaders do not respond any more, or another broker leads the metadata."""
+        reported, next_s = list[tuple[StreamId, Epoch]](), 0.0
         while True:
-            await asyncio.sleep(_REPORT_EVERY_S)
-            leader = self.group.leader
-            if leader is None or not self.has_joined.is_set():
-                continue
-            replicas = self._broker.hosting
-            reaches_nats, leaders = replicas.reaches_nats(), replicas.unresponsive_leaders()
-            positions = replicas.unproven_positions()
-            if leader == self.me:
-                self.leading.reported_nats(self.me, reaches_nats)
-                self.leading.reported_unresponsive(self.me, leaders)
-                self.leading.reported_position(self.me, positions)
-            elif (link := self.links.of(leader)) is not None:
-                link.send(NatsReachability(reaches_nats))
-                if leaders:
-                    link.send(UnresponsiveLeaders(tuple(leaders)))
-                if positions:
-                    link.send(Positioned(tuple(positions)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._report_due.wait()
+            leaders = self._broker.hosting.unresponsive_leaders(self.links.ended)
+            if self._report_due.is_set() or leaders != reported or time.monotonic() >= next_s:
+                self._report_due.clear()
+                reported, next_s = leaders, time.monotonic() + _REPORT_EVERY_S
+                self._send_reports(leaders)
+
+    def _send_reports(self, leaders: list[tuple[StreamId, Epoch]]) -> None:
+        leader, replicas = self.group.leader, self._broker.hosting
+        if leader is None or not self.has_joined.is_set():
+            return
+        reaches_nats, positions = replicas.reaches_nats(), replicas.unproven_positions()
+        if leader == self.me:
+            self.leading.reported_nats(self.me, reaches_nats)
+            self.leading.reported_unresponsive(self.me, leaders)
+            self.leading.reported_position(self.me, positions)
+        elif (link := self.links.of(leader)) is not None:
+            link.send(NatsReachability(reaches_nats))
+            if leaders:
+                link.send(UnresponsiveLeaders(tuple(leaders)))
+            if positions:
+                link.send(Positioned(tuple(positions)))
 
     # ---- clocks ----
 

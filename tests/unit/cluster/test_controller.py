@@ -116,6 +116,26 @@ def test_leader_that_a_majority_reports_unresponsive_is_replaced() -> None:
     assert chosen(controller, state, ALL, 100.0) == (2, (2, 3))
 
 
+def test_new_metadata_leader_replaces_at_once_who_is_reported_by_a_majority_and_no_other() -> None:
+    controller, state = Controller(0.0), cluster()
+    add_stream(state, "unreported", (1, 2, 3))
+    controller.reported_unresponsive("orders", 1, 2, 0.0)
+    assert not appointed(controller, state, (2, 3), 100.0), "1 has no session, which does not count yet"
+    controller.reported_unresponsive("orders", 1, 3, 100.0)
+    found = appointed(controller, state, (2, 3), 200.0)
+    assert [(one.stream_id, one.leader, one.isr) for one in found] == [("orders", 2, (2, 3))]
+    found = appointed(controller, state, (2, 3), 3000.0)
+    assert {one.stream_id for one in found} == {"orders", "unreported"}
+
+
+def test_leader_that_has_just_removed_a_replica_is_replaced_as_a_majority_of_all_replicas_reports_it() -> None:
+    controller, state = Controller(BEGAN_MS), cluster(isr=(1, 3))
+    controller.reported_unresponsive("orders", 1, 3, 0.0)
+    assert chosen(controller, state, ALL) is None, "one of two that hold everything is no majority"
+    controller.reported_unresponsive("orders", 1, 2, 0.0)
+    assert chosen(controller, state, ALL, 100.0) == (3, (3,)), "only who holds everything leads"
+
+
 def test_who_has_no_session_counts_as_missing_the_leader() -> None:
     controller = Controller(BEGAN_MS)
     controller.reported_unresponsive("orders", 1, 2, 0.0)

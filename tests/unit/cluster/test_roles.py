@@ -604,13 +604,15 @@ def test_followers_high_watermark_is_never_beyond_its_log_nor_goes_back() -> Non
 
 def test_leader_that_neither_answers_nor_sends_anything_is_unresponsive() -> None:
     follower = follower_of()
-    assert not follower.is_leader_unresponsive(2000.0, 0.0)
-    assert follower.is_leader_unresponsive(3000.0, 0.0)
-    assert not follower.is_leader_unresponsive(3000.0, 1000.0)
+    assert not follower.is_leader_unresponsive(2000.0, 0.0, ())
+    assert follower.is_leader_unresponsive(3000.0, 0.0, ())
+    assert not follower.is_leader_unresponsive(3000.0, 1000.0, ())
     follower.answered(4, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
-    assert follower.is_leader_unresponsive(3000.0, 0.0), "another epoch's answer is none"
+    assert follower.is_leader_unresponsive(3000.0, 0.0, ()), "another epoch's answer is none"
     follower.answered(5, Matching(), 3000.0, epochs=EPOCHS, log_end_offset=10)
-    assert not follower.is_leader_unresponsive(3000.0, 0.0)
+    assert not follower.is_leader_unresponsive(3000.0, 0.0, ())
+    assert not follower.is_leader_unresponsive(3000.0, 0.0, (2, 3)), "others have ended"
+    assert follower.is_leader_unresponsive(3000.0, 0.0, (follower.record.leader,)), "its process has ended"
 
 
 # ---- the longest log ----

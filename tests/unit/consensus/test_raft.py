@@ -258,6 +258,42 @@ def test_voter_with_a_leader_ignores_votes_unless_handed_over() -> None:
     assert group[2].term == 2
 
 
+def test_leader_whose_process_has_ended_is_succeeded_before_the_timeout() -> None:
+    group = Group(1, 2, 3, 4, 5)
+    group.elect(3)
+    group.cut = {3}
+    for id in (1, 2, 4, 5):
+        group[id].member_ended(BrokerId(3))
+    group.tick(1, only=(1, 2, 4, 5))
+    assert roles(group, 1, 2, 4, 5) == ["leader", "follower", "follower", "follower"], "one campaigns at a time"
+    assert group[1].term == group[3].term + 1
+
+
+def test_second_voter_campaigns_where_the_first_one_does_not() -> None:
+    group = Group(1, 2, 3)
+    group.elect(3)
+    group.cut = {3}
+    group[2].member_ended(BrokerId(3))
+    group.tick(3, only=(1, 2))
+    assert roles(group, 1, 2) == ["follower", "pre_candidate"], "1 has not noticed it, and answers no request"
+    group[1].member_ended(BrokerId(3))
+    group.tick(1, only=(1, 2))
+    assert roles(group, 1, 2) == ["leader", "follower"]
+
+
+def test_leader_stays_that_only_one_voter_has_lost() -> None:
+    group = Group(1, 2, 3)
+    group.elect(3)
+    term = group[3].term
+    group[1].member_ended(BrokerId(3))
+    group.tick(4 * ELECTION_TICKS)
+    assert (roles(group, 1, 2, 3), group[3].term) == (["follower", "follower", "leader"], term)
+    group[1].member_ended(BrokerId(2))
+    assert group[1].leader == 3, "the end of a follower"
+    group[3].member_ended(BrokerId(3))
+    assert group[3].role == "leader"
+
+
 def test_node_of_a_higher_term_rejoins_by_deposing_the_leader_once() -> None:
     group = Group(1, 2, 3)
     group.elect(1)

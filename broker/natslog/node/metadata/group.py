@@ -87,7 +87,8 @@ class MetadataGroup:
 
     Args:
         send: passes Raft's messages to the links. forward: passes a proposal to the metadata leader's broker.
-        on_applied: called in the event loop after commands were applied.
+        on_applied: called in the event loop after commands were applied. on_leader: called when another broker leads,
+            or none does.
         on_bug: called with the error that stopped the group: the broker must stop. raise_level: stores a feature level
         in the folder, durably (blocking), so that an older natslog refuses it. It is
             called before anything of that level is stored.
@@ -104,6 +105,7 @@ class MetadataGroup:
         send: Callable[[list[Message]], None],
         forward: Callable[[BrokerId, Proposal], None],
         on_applied: Callable[[], None],
+        on_leader: Callable[[], None],
         on_bug: Callable[[str, BaseException], None],
         raise_level: Callable[[int], None],
     ) -> None:
@@ -111,7 +113,8 @@ class MetadataGroup:
         self.store = RaftStore(folder, reserve=self.reserve)
         self.disk = DiskPulse(folder / "pulse", self.reserve)
         self.me = me
-        self._send, self._forward, self._on_applied, self._on_bug = send, forward, on_applied, on_bug
+        self._send, self._forward, self._on_bug = send, forward, on_bug
+        self._on_applied, self._on_leader = on_applied, on_leader
         self._raise_level = raise_level
         self._elapsed = ElapsedTime()
         self.changes = RecentChanges()
@@ -220,6 +223,7 @@ class MetadataGroup:
                 self._led_by = self.leader
                 self._another_leads.set_result(None)
                 self._another_leads = loop.create_future()
+                self._on_leader()
 
     def _save(self, ready: Ready) -> None:
         self.store.save(ready.hard_state, ready.truncate_from, ready.entries, ready.snapshot)
@@ -274,6 +278,11 @@ class MetadataGroup:
                         self._note_leader()
         except UpgradeRequired as error:
             self._on_bug("metadata group", error)
+
+    def member_ended(self, broker: BrokerId) -> None:
+        """The process of this broker has ended."""
+        self.raft.member_ended(broker)
+        self._news.set()
 
     def forwarded(self, proposal: Proposal) -> None:
         """A proposal of another broker, for the leader; dropped if this broker is not leader: it is sent again."""

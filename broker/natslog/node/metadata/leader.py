@@ -76,6 +76,15 @@ class MetadataLeading:
         self._controller: Controller | None = None
         self._repeats = Repeats()
 
+    def _controller_now(self) -> Controller | None:
+        """Of the present term; None where another broker leads the metadata."""
+        term = self._group.raft.term
+        if not self._group.is_leader:
+            return None
+        if self._controller is None or self._of_term != term:
+            self._controller, self._of_term, self._repeats = Controller(monotonic_ms()), term, Repeats()
+        return self._controller
+
     def _alive(self) -> set[BrokerId]:
         """Of the metadata leader: registered brokers that have a session, in the life that is registered."""
         active = self._group.raft.active_within(SESSION_TICKS)
@@ -84,8 +93,7 @@ class MetadataLeading:
 
     def sessions(self) -> set[BrokerId] | None:
         """The brokers that have a session; None where this is not the metadata leader, or has not been for long."""
-        controller = self._controller
-        if not self._group.is_leader or controller is None or self._of_term != self._group.raft.term:
+        if (controller := self._controller_now()) is None:
             return None
         alive = self._alive()
         all_are = len(alive) == len(self._group.state.brokers)
@@ -94,18 +102,18 @@ class MetadataLeading:
     # ---- reports ----
 
     def reported_unresponsive(self, by: BrokerId, replicas: Iterable[tuple[StreamId, Epoch]]) -> None:
-        if self._controller is not None and self._group.is_leader:
+        if (controller := self._controller_now()) is not None:
             for stream_id, epoch in replicas:
-                self._controller.reported_unresponsive(stream_id, epoch, by, monotonic_ms())
+                controller.reported_unresponsive(stream_id, epoch, by, monotonic_ms())
 
     def reported_position(self, by: BrokerId, positions: Iterable[tuple[StreamId, int, Epoch, int]]) -> None:
-        if self._controller is not None and self._group.is_leader:
+        if (controller := self._controller_now()) is not None:
             for stream_id, version, last_epoch, end in positions:
-                self._controller.reported_position(stream_id, version, by, last_epoch, end, monotonic_ms())
+                controller.reported_position(stream_id, version, by, last_epoch, end, monotonic_ms())
 
     def reported_nats(self, by: BrokerId, reaches_nats: bool) -> None:
-        if self._controller is not None and self._group.is_leader:
-            self._controller.reported_nats(by, reaches_nats, monotonic_ms())
+        if (controller := self._controller_now()) is not None:
+            controller.reported_nats(by, reaches_nats, monotonic_ms())
 
     # ---- decisions ----
 
@@ -113,16 +121,12 @@ class MetadataLeading:
         """Decides again at every tick."""
         while True:
             await asyncio.sleep(TICK_S)
-            if self._group.is_leader:
-                await self._decide()
+            if (controller := self._controller_now()) is not None:
+                await self._decide(controller)
 
-    async def _decide(self) -> None:
-        term = self._group.raft.term
-        if self._controller is None or self._of_term != term:
-            self._controller, self._of_term, self._repeats = Controller(monotonic_ms()), term, Repeats()
-            return
+    async def _decide(self, controller: Controller) -> None:
         state, alive = self._group.state, self._alive()
-        decisions = self._controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
+        decisions = controller.decide(state, alive, monotonic_ms(), self._clock.latest_us())
         commands = [*decisions.commands, *self._removed_brokers()]
         for command in self._repeats.due(commands, state.version, monotonic_ms()):
             self._group.submit(command)

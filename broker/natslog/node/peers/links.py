@@ -29,7 +29,7 @@ from natslog.node.peers.introduction import introduce
 from natslog.node.peers.link_socket import LinkSocket
 from natslog.node.peers.messages import Answered, Ask, FetchResponse, Frame, Payload, decode_value
 from natslog.node.peers.owner import LinkOwner
-from natslog.node.peers.problems import problem_of
+from natslog.node.peers.problems import is_refusal, problem_of
 from natslog.node.peers.reception import HANDSHAKE_S
 from natslog.request_ids import current_request_id
 from natslog.security.tls import BrokerTls
@@ -54,6 +54,8 @@ class DialledLink:
         self.problem = "no connection was made yet"
         self.refusal: NatslogError | None = None  # what the last handshake ended with
         self.is_self = False
+        self.has_ended = False  # the process that it was up with: no other one is known to run
+        self._was_up = False  # since that was found
         self._on_fetched: OnFetched | None = None
         self._owner = owner
         self._session = session
@@ -108,9 +110,12 @@ class DialledLink:
     async def _run(self) -> None:
         pause_s = _REDIAL_S[0]
         while not self.is_self:
+            dialled_s = time.monotonic()
             try:
                 await self._connect_and_read()
                 pause_s = _REDIAL_S[0]
+                if time.monotonic() - dialled_s > _REDIAL_S[1]:
+                    continue  # at once: it is refused where the process has ended
             except (NatslogError, OSError, aiohttp.ClientError, TimeoutError) as error:
                 self._note_problem(error)
             await asyncio.sleep(pause_s)
@@ -119,6 +124,10 @@ class DialledLink:
     def _note_problem(self, error: BaseException) -> None:
         self.refusal = error if isinstance(error, NatslogError) else None
         self.problem = problem_of(error, HANDSHAKE_S)
+        if self._was_up and is_refusal(error):
+            assert self.peer is not None, "it was up"
+            self._was_up, self.has_ended = False, True
+            self._owner.process_ended(self.peer)
         self.is_self = isinstance(error, NatslogError) and bool(error.facts.get("itself"))
         if (
             isinstance(error, NatslogError | aiohttp.ClientSSLError)
@@ -139,7 +148,7 @@ class DialledLink:
         try:
             if introductions != self._introductions:
                 return  # its hello has changed meanwhile
-            self.peer, self._is_up = met.peer, True
+            self.peer, self._is_up, self._was_up, self.has_ended = met.peer, True, True, False
             self._up.set()
             self._owner.admitted(met.peer)
             self._owner.link_changed(met.peer, True)
@@ -249,6 +258,18 @@ class Links:
             if link.is_up and link.peer is not None and link.peer.broker == broker:
                 return link
         return None
+
+    @property
+    def ended(self) -> frozenset[BrokerId]:
+        """Brokers whose processes have ended since a link to them was up."""
+        ended = {link.peer.broker for link in self._by_url.values() if link.has_ended and link.peer is not None}
+        return frozenset(broker for broker in ended if self.of(broker) is None)
+
+    def began(self, broker: BrokerId) -> None:
+        """A process of this broker runs: it has opened a link to this one, perhaps before it is dialled again."""
+        for link in self._by_url.values():
+            if link.peer is not None and link.peer.broker == broker:
+                link.has_ended = False
 
     def to(self, url: str) -> DialledLink | None:
         return self._by_url.get(url)

@@ -39,3 +39,6 @@ class LinkOwner(Protocol):
         """A link was refused; it is tried repeatedly."""
 
     def link_changed(self, peer: Hello, is_up: bool) -> None: ...
+
+    def process_ended(self, peer: Hello) -> None:
+        """The link was closed by the other side, where no process listens any more."""

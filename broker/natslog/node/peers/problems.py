@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 
@@ -32,6 +33,16 @@ def problem_of(error: BaseException, within_s: float) -> str:
             return f"the answer has status {error.status} {error.message}".strip()
         case _:
             return f"the connection failed: {str(error) or 'it was closed'}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the kernel at the address answered that no process listens there."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        error = error.os_error
+    if not isinstance(error, OSError):
+        return False
+    numbers = {error.errno} if error.errno else {int(number) for number in _NUMBER.findall(str(error))}
+    return numbers == {errno.ECONNREFUSED}
 
 
 def _reason(error: OSError) -> str:

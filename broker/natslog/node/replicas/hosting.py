@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import Any
 
@@ -17,6 +17,7 @@ from natslog.cluster.calm import Calm
 from natslog.cluster.commands import LeaveReplicas, StopBroker
 from natslog.cluster.features import STOP_LEVEL
 from natslog.cluster.metadata import Metadata
+from natslog.cluster.tracks import Timeouts
 from natslog.config import BrokerConfig
 from natslog.errors import BrokerUnavailable, CorruptLog, NatslogError
 from natslog.log import ReplicaLog, StoreLimit
@@ -240,13 +241,16 @@ class Hosting:
         """Whether streams that are led here can take messages."""
         return self._nats.is_reachable and self.around.has_room
 
-    def unresponsive_leaders(self) -> list[tuple[StreamId, Epoch]]:
-        """Streams whose leader has not responded for too long."""
+    def unresponsive_leaders(self, ended: Collection[BrokerId]) -> list[tuple[StreamId, Epoch]]:
+        """Streams whose leader is one of these brokers, or has not responded for too long."""
+        now_ms = monotonic_ms()
+        silent_since_ms = now_ms - Timeouts().unresponsive_ms
         return [
             (stream.id, epoch)
             for fetcher in self.fetchers.values()
+            if fetcher.last_contact_ms < silent_since_ms or fetcher.leader in ended
             for stream in fetcher.streams
-            if (epoch := stream.unresponsive_leader(fetcher.last_contact_ms)) is not None
+            if (epoch := stream.unresponsive_leader(now_ms, fetcher.last_contact_ms, ended)) is not None
         ]
 
     def unproven_positions(self) -> list[tuple[StreamId, int, Epoch, int]]:

@@ -35,7 +35,7 @@ from natslog.log import ReplicaLog
 from natslog.log.batch_encoder import EncodedBatch
 from natslog.log.sealed import SealedSegment
 from natslog.log_events import event
-from natslog.model import BrokerId, StreamRecord
+from natslog.model import BrokerId, Epoch, StreamRecord
 from natslog.node.clock import monotonic_ms
 from natslog.node.replicas.companion import Companion
 from natslog.node.replicas.replicated_log import ReplicatedLog
@@ -76,7 +76,7 @@ class ReplicaDriver:
         self._reconciled: asyncio.Event | None = None  # made where it is waited for
         self._is_quiet = False
         self._is_transferring = False
-        self._has_led = False
+        self._led_epoch: Epoch | None = None  # of which all were notified
         self._refusal: NatslogError | None = None  # that of the replica, for other threads
 
     @property
@@ -248,7 +248,7 @@ class ReplicaDriver:
     def advance_start(self) -> None:
         """The leader applies limits of messages and bytes to what is committed now. From any thread."""
         log = self.log
-        if log is None or not decides_removals(self.record, leads=self._has_led):
+        if log is None or not decides_removals(self.record, leads=self._led_epoch is not None):
             return
         try:
             log.limits.advance()
@@ -347,11 +347,12 @@ class ReplicaDriver:
             self._reconciled = None
 
     def _note_role(self) -> None:
-        """If it became leader, or stopped being leader, waiting readers and followers are notified."""
+        """If it became leader of an epoch, or stopped being leader, waiting readers and followers are notified."""
         leading = self.replica.leading
-        if self._has_led == (leading is not None):
+        led_epoch = None if leading is None else leading.epoch
+        if self._led_epoch == led_epoch:
             return
-        self._has_led = leading is not None
+        self._led_epoch = led_epoch
         if leading is not None:
             self.services.host.appointed(self.record)
             epoch, start = leading.epoch, leading.epoch_start

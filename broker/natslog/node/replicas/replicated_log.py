@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from natslog.cluster.replica_steps import Copy
@@ -121,9 +121,9 @@ class ReplicatedLog:
     def position(self) -> FetchPosition | None:
         return self._replica.position(is_companion=self.is_companion)
 
-    def unresponsive_leader(self, contact_ms: float) -> Epoch | None:
+    def unresponsive_leader(self, now_ms: float, contact_ms: float, ended: Collection[BrokerId]) -> Epoch | None:
         """For both logs it is reported once."""
-        return None if self.is_companion else self._replica.unresponsive_leader(contact_ms)
+        return None if self.is_companion else self._replica.unresponsive_leader(now_ms, contact_ms, ended)
 
     def is_behind(self, leader_high_watermark: int) -> bool:
         """Whether the leader has committed more than the log here holds."""

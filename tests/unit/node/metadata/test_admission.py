@@ -33,7 +33,7 @@ def opened(folder: Path, *, later: tuple[RegisterBroker, ...] = (), known: Broke
         """No server listens."""
 
     def group_of(data_dir: DataDir) -> MetadataGroup:
-        handlers = {"send": ignored, "forward": ignored, "on_applied": ignored, "on_bug": ignored}
+        handlers = dict.fromkeys(("send", "forward", "on_applied", "on_leader", "on_bug"), ignored)
         return MetadataGroup(data_dir.raft, 1, **handlers, raise_level=data_dir.raise_level)
 
     data_dir = DataDir(folder, 1)

@@ -23,7 +23,14 @@ def test_compaction_waits_for_a_received_snapshot_to_be_stored(tmp_path: Path) -
             """No server listens."""
 
         group = MetadataGroup(
-            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+            tmp_path,
+            ME,
+            send=ignored,
+            forward=ignored,
+            on_applied=ignored,
+            on_leader=ignored,
+            on_bug=ignored,
+            raise_level=ignored,
         )
         membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
         group.found(founding_snapshot(Metadata(cluster_id="c"), membership))
@@ -52,7 +59,14 @@ def test_a_change_requested_twice_ends_for_both_also_where_the_first_gives_up(tm
 
     async def run() -> None:
         group = MetadataGroup(
-            tmp_path, ME, send=ignored, forward=ignored, on_applied=lambda: None, on_bug=ignored, raise_level=ignored
+            tmp_path,
+            ME,
+            send=ignored,
+            forward=ignored,
+            on_applied=ignored,
+            on_leader=ignored,
+            on_bug=ignored,
+            raise_level=ignored,
         )
         membership = (Member(id=ME, directory="d", url="http://127.0.0.1:1"),)
         group.found(founding_snapshot(Metadata(cluster_id="c", feature_level=2), membership))

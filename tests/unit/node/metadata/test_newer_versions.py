@@ -132,6 +132,7 @@ class Opened:
             send=ignored,
             forward=ignored,
             on_applied=ignored,
+            on_leader=ignored,
             on_bug=lambda what, error: self.bugs.append(error),
             raise_level=lambda level: self.levels.append((level, self.group_level())),
         )

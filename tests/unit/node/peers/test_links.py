@@ -75,6 +75,43 @@ def test_two_nodes_meet_and_frames_of_any_size_pass(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_end_of_a_process_is_noticed_as_its_address_refuses_and_over_with_the_next_link(tmp_path: Path) -> None:
+    async def main() -> None:
+        port, ended = free_port(), list[int]()
+        async with node(tmp_path, 1) as one:
+            one.process_ended = lambda peer: ended.append(peer.broker)  # type: ignore[method-assign]
+            for _ in range(2):
+                async with node(tmp_path, 2, port=port) as other:
+                    await linked(one, other.config.url)
+                    assert one.links.ended == frozenset()
+                await until(lambda: one.links.ended == {2})
+            assert ended == [2, 2], "once for each end"
+            one.admitted(other.hello())
+            assert one.links.ended == frozenset(), "it has opened a link itself"
+
+    asyncio.run(main())
+
+
+def test_link_that_is_lost_ends_no_process_where_another_one_is_accepted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            ended = list[int]()
+            one.process_ended = lambda peer: ended.append(peer.broker)  # type: ignore[method-assign]
+            await linked(one, other.config.url)
+            link = one.links.of(BrokerId(2))
+            assert link is not None
+            for served in list(other.served):
+                assert served._transport is not None
+                served._transport.abort()
+            await until(lambda: not link.is_up)
+            assert link.problem == "the link was lost"
+            await until(lambda: link.is_up)
+            assert not ended
+            assert one.links.ended == frozenset()
+
+    asyncio.run(main())
+
+
 def test_frames_are_received_in_order_while_the_socket_accepts_no_more_data(tmp_path: Path) -> None:
     """They wait in the transport."""
 

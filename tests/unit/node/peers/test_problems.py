@@ -9,7 +9,13 @@ import pytest
 
 from natslog.errors import BrokerUnavailable
 from natslog.nats_server import free_port
-from natslog.node.peers.problems import problem_of
+from natslog.node.peers.problems import is_refusal, problem_of
+
+
+def test_an_address_of_several_is_refused_where_each_one_refuses() -> None:
+    refused = "Multiple exceptions: [Errno 111] Connect call failed ('::1', 1, 0, 0), [Errno %d] Connect call failed"
+    assert is_refusal(OSError(refused % 111))
+    assert not is_refusal(OSError(refused % 113))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -20,7 +26,9 @@ def test_a_refused_connection_is_stated_without_objects_of_python(host: str) -> 
                 await session.get(f"http://{host}:{free_port()}/")
             return failed.value
 
-    assert problem_of(asyncio.run(refused()), 3.0) == "no connection: Connection refused"
+    refusal = asyncio.run(refused())
+    assert problem_of(refusal, 3.0) == "no connection: Connection refused"
+    assert is_refusal(refusal)
 
 
 @pytest.mark.parametrize(
@@ -35,3 +43,4 @@ def test_a_refused_connection_is_stated_without_objects_of_python(host: str) -> 
 )
 def test_other_problems(error: BaseException, problem: str) -> None:
     assert problem_of(error, 3.0) == problem
+    assert not is_refusal(error)

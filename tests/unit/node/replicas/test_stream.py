@@ -229,6 +229,21 @@ def test_a_role_ends_before_the_next_one_begins(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_followers_are_expected_in_each_epoch_also_of_the_same_leader(tmp_path: Path) -> None:
+    """As at the end of a move. They ask in the new epoch at once, because no request of them is held for long."""
+
+    async def story(stage: ReplicaStage) -> None:
+        expected = list[int]()
+        stage.appointed = lambda record: expected.append(record.leader_epoch)  # type: ignore[method-assign]
+        stream = await led(stage)
+        await stage.change(stream, leader_epoch=Epoch(2))
+        await stage.change(stream, isr=(ME,))
+        assert expected == [1, 2]
+        await stream.driver.stop()
+
+    run(tmp_path, story)
+
+
 def test_an_edited_subject_moves_the_subscription(tmp_path: Path) -> None:
     async def story(stage: ReplicaStage) -> None:
         stream = await led(stage)
