@@ -177,6 +177,14 @@ final class Broker {
     return json(ask("GET", path, query, null, List.of(), 0, Answer::outdated), "GET " + path);
   }
 
+  /** The list of a broker that has received all changes, so that what is not listed does not exist. */
+  JsonNode getCurrent(String path) {
+    Judge judge = answer -> !"false".equals(answer.header.apply("Natslog-Current")) ? null
+        : new NatslogException("metadata_unavailable",
+            "the broker has no session with the metadata leader: its list may be outdated", true, Map.of());
+    return json(ask("GET", path, Map.of(), null, List.of(), 0, judge), "GET " + path);
+  }
+
   JsonNode post(String path, Object body, List<String> prefer, double waitS, Judge judge) {
     return json(ask("POST", path, Map.of(), Json.text(body), prefer, waitS, judge), "POST " + path);
   }
