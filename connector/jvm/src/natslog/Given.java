@@ -19,7 +19,11 @@ import java.util.regex.Pattern;
 
 /** Options by name and type; one that is not known is an error. Names are compared without case, as Spark does. */
 final class Given {
-  private static final Set<String> SPARKS_OWN = Set.of("checkpointlocation", "queryname", "outputmode");
+  /** Options that Spark adds or keeps for itself, those of its real-time mode included. */
+  private static final Set<String> SPARKS_OWN =
+      Set.of(
+          "checkpointlocation", "queryname", "outputmode", "asyncprogresstrackingenabled",
+          "asyncprogresstrackingcheckpointintervalms", "_asyncprogresstrackingoverridesinksupportcheck");
 
   /** Options of Spark's Kafka source, and what to do with them. (The Python source has the same ones.) */
   private static final Map<String, String> KAFKAS = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);

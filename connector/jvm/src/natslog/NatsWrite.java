@@ -68,11 +68,15 @@ record NatsWrite(SinkSettings settings, SinkColumns columns, boolean replacesRow
   @Override
   public StreamingWrite toStreaming() {
     if (settings.transaction != null) {
-      throw NatslogException.config(
-          "options txnAppId and txnVersion are for batch writes (df.write), as in foreachBatch; a streaming query "
-              + "numbers its batches itself: remove them");
+      throw transactionOfQuery();
     }
     return new OfQuery(settings, new Factory(settings, columns, null));
+  }
+
+  static NatslogException transactionOfQuery() {
+    return NatslogException.config(
+        "options txnAppId and txnVersion are for batch writes (df.write), as in foreachBatch; a streaming query numbers "
+            + "its batches itself: remove them");
   }
 
   private record OfBatch(SinkSettings settings, Factory factory) implements BatchWrite {

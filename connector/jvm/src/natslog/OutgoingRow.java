@@ -134,7 +134,7 @@ final class OutgoingRow {
       return false;
     }
     for (int at = 0; at < name.numBytes(); at++) {
-      byte letter = name.getByte(at);
+      byte letter = byteAt(name, at);
       if (letter <= ' ' || letter > '~' || letter == ':') {
         return false;
       }
@@ -146,9 +146,9 @@ final class OutgoingRow {
     int length = text.numBytes();
     int tokenStart = 0;
     for (int at = 0; at <= length; at++) {
-      byte letter = at == length ? (byte) '.' : text.getByte(at);
+      byte letter = at == length ? (byte) '.' : byteAt(text, at);
       if (letter == '.') {
-        byte only = at - tokenStart == 1 ? text.getByte(tokenStart) : 0;
+        byte only = at - tokenStart == 1 ? byteAt(text, tokenStart) : 0;
         if (at == tokenStart || only == '*' || only == '>') {
           return false;
         }
@@ -166,12 +166,12 @@ final class OutgoingRow {
       return true;
     }
     for (int at = 0; at < length; at++) {
-      byte letter = text.getByte(at);
+      byte letter = byteAt(text, at);
       if (letter == '\r' || letter == '\n') {
         return false;
       }
     }
-    return !isBlank(text.getByte(0)) && !isBlank(text.getByte(length - 1));
+    return !isBlank(byteAt(text, 0)) && !isBlank(byteAt(text, length - 1));
   }
 
   private static boolean isOneLine(UTF8String text) {
@@ -179,7 +179,7 @@ final class OutgoingRow {
       return false;
     }
     for (int at = 0; at < text.numBytes(); at++) {
-      if (text.getByte(at) < 0) {
+      if (byteAt(text, at) < 0) {
         return isUtf8(text.getBytes());
       }
     }
@@ -193,6 +193,11 @@ final class OutgoingRow {
     } catch (CharacterCodingException error) {
       return false;
     }
+  }
+
+  /** `UTF8String.getByte`, which is not public before Spark 4.0. */
+  private static byte byteAt(UTF8String text, int at) {
+    return Platform.getByte(text.getBaseObject(), text.getBaseOffset() + at);
   }
 
   private static boolean isBlank(byte letter) {
