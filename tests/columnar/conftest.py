@@ -19,6 +19,7 @@ IN_MAKE_TEST = (
     "test_batch.py::test_source_is_found_without_registration_and_has_the_promised_columns",
     "test_batch.py::test_ranges",
     "test_stream.py::test_restart_from_the_checkpoint_goes_on_where_it_was",
+    "test_real_time.py::test_a_query_goes_on_from_its_checkpoint_in_either_mode",
     "test_damage.py::test_response_that_is_damaged_every_time_is_an_error",
 )
 """One short test of each kind. The others take minutes, and run in `make test-all`."""

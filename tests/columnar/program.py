@@ -3,6 +3,8 @@
     python program.py read URL STREAM                      prints rows, sum of offsets, sum of the lengths of values
     python program.py drain URL STREAM FOLDER ROWS [MOST]  appends to Parquet files until the end is reached, ROWS a
                                                            batch; ends after MOST batches
+    python program.py live URL STREAM                      reads in real time until there are 1,000 rows, and prints
+                                                           rows and sum of offsets
     python program.py write URL STREAM NATS                writes three rows through the sink
     python program.py publish URL STREAM NATS FOLDER       publishes to `out.STREAM`, slowly, until the end is reached
     python program.py typed URL STREAM                     reads JSON
@@ -62,6 +64,8 @@ def run(how: str, spark: SparkSession, options: dict[str, str], rest: list[str],
             print(*read.selectExpr(*columns).collect()[0], spark.version, where)
         case "drain":
             drain(spark, options, *rest)
+        case "live":
+            live(spark, options)
         case "write":
             rows = spark.range(3).selectExpr("cast(id as string) value", "map('a', 'b') headers", "'k' key")
             sink = {"servers": options["servers"], "natsServers": rest[-1], "subject": options["stream"]}
@@ -106,6 +110,23 @@ def publish(spark: SparkSession, options: dict[str, str], nats: str, folder: str
     sink = {"servers": options["servers"], "natsServers": nats, "subject": f"out.{options['stream']}"}
     writer = rows.writeStream.format("natslog").options(**sink, checkpointLocation=f"{folder}/checkpoint")
     writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def live(spark: SparkSession, options: dict[str, str]) -> None:
+    for setting, value in (("minBatchDuration", "500ms"), ("allowlistCheck", "false")):
+        spark.conf.set(f"spark.sql.streaming.realTimeMode.{setting}", value)
+    read = spark.readStream.format("natslog").options(**options).load()
+    writer = read.writeStream.format("memory").queryName("live").outputMode("update")
+    trigger: Any = spark._jvm.org.apache.spark.sql.streaming.Trigger.RealTime("1 seconds")  # type: ignore[union-attr]
+    writer._jwrite = writer._jwrite.trigger(trigger)  # as PySpark's `trigger(realTime=…)` does, which 4.1 does not have
+    query = writer.start()
+    for _ in range(120):
+        rows, offsets = spark.sql("select count(*), sum(offset) from live").collect()[0]
+        if rows >= 1000:
+            break
+        query.awaitTermination(0.5)
+    print(rows, offsets)
+    query.stop()
 
 
 if __name__ == "__main__":

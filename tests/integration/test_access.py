@@ -84,6 +84,7 @@ NEEDS = {
     "GET /v1/streams/{name}/subjects": "read",
     "GET /v1/streams/{name}/offsets": "read",
     "GET /v1/streams/{name}/extent": "read",
+    "GET /v1/streams/{name}/tail": "read",
     "GET /v1/streams/{name}/splits": "read",
     "GET /v1/streams/{name}/messages": "read",
     "GET /v1/streams/{name}/lag": "read",

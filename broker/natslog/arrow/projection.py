@@ -105,10 +105,48 @@ def project(header: BatchHeader, window: bytes, columns: tuple[str, ...]) -> Pro
     template = _template(columns, metadata.codec)
     made = template.filled(header.rows, nodes, buffers, at)
     line = _line((header.base_offset, header.end_offset, header.rows), len(made), at, crcs)
-    line_end = template.line + len(line)
-    made[template.line : line_end] = line
-    made[line_end - _CRC_BYTES : line_end] = b"%08x" % crc32c(made)
+    _fill_line(made, template.line, line)
     return Projected(made, body)
+
+
+def encode_rows(rows: pa.RecordBatch, start: int, end: int) -> memoryview:
+    """A message of the same form, made of rows in memory: those of the offsets `[start, end)` that are sent. Its CRCs
+    are of the columns as they are sent.
+    """
+    columns = tuple(rows.schema.names)
+    line = _line((start, end, rows.num_rows), 0, 0, [(0, 0)] * len(columns))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows, custom_metadata={_KEY: line})
+    message = memoryview(sink.getvalue()).cast("B")[len(_schema_bytes(columns)) : -len(ipc.END_OF_STREAM)]
+    header_bytes = 8 + int.from_bytes(message[4:8], "little")
+    header, body = message[:header_bytes], message[header_bytes:]
+    edges = [*_edges(bytes(header), columns), len(body)]
+    crcs = [(0, crc32c(body[before:after])) for before, after in pairwise(edges)]
+    _fill_line(header, bytes(header).index(line), _line((start, end, rows.num_rows), header_bytes, len(body), crcs))
+    return message
+
+
+@functools.lru_cache(maxsize=64)
+def _schema_bytes(columns: tuple[str, ...]) -> bytes:
+    return ipc.schema_message(schema_of(columns))
+
+
+def _fill_line(header: bytearray | memoryview, at: int, line: bytes) -> None:
+    """With the CRC of the header, in which that CRC is zeros."""
+    end = at + len(line)
+    header[at:end] = line
+    header[end - _CRC_BYTES : end] = b"%08x" % crc32c(header)
+
+
+def _edges(header: bytes, columns: Sequence[str]) -> list[int]:
+    """Where each column begins in the body of a message with these columns."""
+    buffers = BatchMetadata(header[8:]).buffers
+    edges, first = [], 0
+    for number in map(COLUMNS.index, columns):
+        edges.append(buffers[first][0])
+        first += (*FIRST_BUFFERS, BUFFERS)[number + 1] - FIRST_BUFFERS[number]
+    return edges
 
 
 def _of_column(every: list[tuple[int, int]], firsts: tuple[int, ...], number: int, count: int) -> list[tuple[int, int]]:
@@ -195,13 +233,8 @@ def proven_at(
 
 
 def _columns_hold(header: ProjectedHeader, message: memoryview, columns: Sequence[str]) -> bool:
-    buffers = BatchMetadata(bytes(message[8 : header.header_bytes])).buffers
-    edges, first = [], 0
-    for number in map(COLUMNS.index, columns):
-        edges.append(buffers[first][0])
-        first += (*FIRST_BUFFERS, BUFFERS)[number + 1] - FIRST_BUFFERS[number]
     body = message[header.header_bytes :]
-    parts = pairwise([*edges, header.body_bytes])
+    parts = pairwise([*_edges(bytes(message[: header.header_bytes]), columns), header.body_bytes])
     return len(header.crcs) == len(columns) and all(
         crc32c(body[start:end], before) == after
         for (start, end), (before, after) in zip(parts, header.crcs, strict=True)

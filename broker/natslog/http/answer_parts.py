@@ -31,7 +31,7 @@ from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, OWNER, broker_of
 from natslog.http.part import QUICK_BYTES, Part, Sendable
-from natslog.log import FileRange, ReadPlan
+from natslog.log import FileRange, ReadPlan, StreamLog
 from natslog.log.removed import AllBut
 from natslog.log.segment import read_at
 from natslog.node.replicas.stream import HostedStream
@@ -246,12 +246,8 @@ class Piece:
 def piece_in_memory(stream: HostedStream, asked: Question, start: int, end: int | None) -> Piece | None:
     """Of the last small commits, if `[start, end)` consists of them, and no message in it is hidden. Does not block."""
     log = stream.usable_log()
-    at = log.positions()
-    end = at.high_watermark if end is None else min(end, at.high_watermark)
-    most_rows = _MOST_CHOSEN_IN_MEMORY if asked.ndjson or asked.filters else _MOST_IN_MEMORY
-    is_recent = at.high_watermark - start <= _MOST_IN_MEMORY and at.first_readable_offset <= start < end
-    is_recent = is_recent and end - start <= most_rows
-    if not is_recent or asked.view is not None or log.visibility.has_rules or log.visibility.removed.count(start, end):
+    end = log.high_watermark if end is None else min(end, log.high_watermark)
+    if not _may_be_in_memory(log, asked, start, end):
         return None
     commits = log.recent.commits(start, end)
     if commits is None:
@@ -267,6 +263,35 @@ def piece_in_memory(stream: HostedStream, asked: Question, start: int, end: int 
     if asked.max_bytes is not None and len(body) > asked.max_bytes:
         return None
     return Piece(start, end, body, is_whole=not is_made, removed_rows=0)
+
+
+def _may_be_in_memory(log: StreamLog, asked: Question, start: int, end: int) -> bool:
+    """Whether `[start, end)` is little, at the end of the log, and no message in it is hidden."""
+    at = log.positions()
+    most_rows = _MOST_CHOSEN_IN_MEMORY if asked.ndjson or asked.filters else _MOST_IN_MEMORY
+    is_recent = at.high_watermark - start <= _MOST_IN_MEMORY and at.first_readable_offset <= start < end
+    is_shown = asked.view is None and not log.visibility.has_rules and not log.visibility.removed.count(start, end)
+    return is_recent and end - start <= most_rows and is_shown
+
+
+def rows_in_memory(stream: HostedStream, asked: Question, start: int, end: int) -> pa.Table | None:
+    """As `piece_in_memory`: the rows and columns that are asked for. Does not block."""
+    log = stream.usable_log()
+    if not _may_be_in_memory(log, asked, start, end):
+        return None
+    rows = log.recent.rows(start, end)
+    return None if rows is None else _chosen([rows], start, end, asked)
+
+
+def stored_rows(stream: HostedStream, asked: Question, start: int, end: int) -> tuple[pa.Table, int]:
+    """The rows and columns that are asked for, of so many offsets as make one part, and where these end.
+
+    Raises:
+        OffsetOutOfRange, CorruptLog, OSError: it cannot be read.
+    """
+    with _plan(stream, asked, start, end) as plan:
+        batches = [batch for _, batch in _decoded(plan, _MAX_DECODED_BYTES)]
+        return _chosen(batches, plan.start, plan.next_offset, asked), plan.next_offset
 
 
 def make_piece(stream: HostedStream, asked: Question, start: int, end: int) -> Piece | None:
@@ -401,6 +426,14 @@ def _has_all_requested(batch: pa.RecordBatch, plan: ReadPlan, asked: Question) -
 
 
 def _made_anew(batches: list[pa.RecordBatch], start: int, end: int, asked: Question) -> memoryview:
+    table = _chosen(batches, start, end, asked)
+    if asked.ndjson:
+        return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
+    batches = table.combine_chunks().to_batches()
+    return _messages_of(batches, asked) if batches else memoryview(b"")
+
+
+def _chosen(batches: list[pa.RecordBatch], start: int, end: int, asked: Question) -> pa.Table:
     """The rows in `[start, end)` and columns of these batches that are asked for."""
     table = pa.Table.from_batches(batches, schema=MESSAGE_SCHEMA)
     offsets = table.column("offset")
@@ -408,12 +441,7 @@ def _made_anew(batches: list[pa.RecordBatch], start: int, end: int, asked: Quest
     for patterns in asked.subjects:
         keep = pc.and_(keep, covered(table.column("subject"), patterns))
     table = table.filter(keep)
-    if asked.columns is not None:
-        table = table.select(list(asked.columns))
-    if asked.ndjson:
-        return memoryview(b"".join(map(json_lines, table.to_batches(max_chunksize=_ROWS_AT_ONCE))))
-    batches = table.combine_chunks().to_batches()
-    return _messages_of(batches, asked) if batches else memoryview(b"")
+    return table if asked.columns is None else table.select(list(asked.columns))
 
 
 def _decoded(plan: ReadPlan, max_bytes: int) -> list[tuple[memoryview | None, pa.RecordBatch]]:

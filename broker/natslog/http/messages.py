@@ -107,7 +107,7 @@ async def _answered(
     maker = PartMaker(request, stream, asked)
     part = poll.take_part()
     if part is None:
-        part = await _or_elsewhere(request, stream, maker.part(asked.start, end))
+        part = await or_elsewhere(request, stream, maker.part(asked.start, end))
     with part:
         is_last = asked.max_bytes is not None or part.next_offset >= end
         opening, ending = (b"", b"") if part.is_framed else (asked.opening, asked.ending)
@@ -124,7 +124,7 @@ async def _answered(
     await limits.sent(rights)
     at, sent_bytes = part.next_offset, part.length
     while not is_last and at < end:
-        with await _further(request, stream, maker.part(at, end)) as part, disconnecting_slow_client(request):
+        with await further(request, stream, maker.part(at, end)) as part, disconnecting_slow_client(request):
             limits.charge(rights, part.length)
             await part.send(body)
         await limits.sent(rights)
@@ -158,7 +158,7 @@ def _end(log: StreamLog, asked: Question) -> int:
     return log.high_watermark if asked.end is None else min(asked.end, log.high_watermark)
 
 
-async def _further(request: web.Request, stream: HostedStream, making: Awaitable[Part]) -> Part:
+async def further(request: web.Request, stream: HostedStream, making: Awaitable[Result]) -> Result:
     """A part that follows others.
 
     Raises:
@@ -230,7 +230,7 @@ def _headers(request: web.Request, stream: HostedStream, next_offset: int, state
     }
 
 
-async def _or_elsewhere(request: web.Request, stream: HostedStream, work: Awaitable[Result]) -> Result:
+async def or_elsewhere(request: web.Request, stream: HostedStream, work: Awaitable[Result]) -> Result:
     """The result of the work. Data that is damaged here, or cannot be read now, is intact on another in-sync replica.
 
     Raises:

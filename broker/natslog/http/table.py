@@ -29,6 +29,7 @@ from natslog.http import (
     status,
     streams,
     subjects,
+    tail,
     upkeep,
 )
 from natslog.http.access import Access
@@ -171,6 +172,16 @@ _OF_MESSAGES_AND_RANGES = (
         headers=_OF_MESSAGES,
         accepts=_WHOLE_BATCHES,
         errors=(*BY_LEADER, 409, 416),
+        answers_head=False,
+    ),
+    Endpoint(
+        "GET /v1/streams/{name}/tail",
+        tail.tail,
+        _READ,
+        kinds=(ARROW_STREAM,),
+        headers={"Natslog-Batches": header("columns: each message states its offsets", {"enum": ["columns"]})},
+        errors=(409, 416),
+        is_stated=True,
         answers_head=False,
     ),
     Endpoint("GET /v1/streams/{name}/subjects", subjects.subjects, _READ, errors=(409,), is_stated=True),

@@ -37,6 +37,10 @@ _SEARCHED_MS, _MAX_SEARCHED_MS = 2_000, 20_000
 _SUBJECTS_OF_A_PAGE, _MAX_SUBJECTS_OF_A_PAGE = 1_000, 10_000
 
 _Column = Annotated[str, Meta(extra_json_schema={"enum": list(COLUMNS)})]
+_Columns = Annotated[
+    Annotated[tuple[_Column, ...], Meta(extra_json_schema={"uniqueItems": True})],
+    Meta(description="comma-separated names; the other columns are not sent"),
+]
 _SearchedColumn = Annotated[str, Meta(extra_json_schema={"enum": list(SEARCHED)})]
 
 
@@ -202,10 +206,7 @@ class MessagesOf(Range, frozen=True):
     ] = None
     wait_ms: Annotated[Wait, Meta(description="wait for new messages")] = 0
     subject: Annotated[Subject | None, Meta(description="NATS wildcard")] = None
-    columns: Annotated[
-        Annotated[tuple[_Column, ...], Meta(extra_json_schema={"uniqueItems": True})] | None,
-        Meta(description="comma-separated names; the other columns are not sent"),
-    ] = None
+    columns: _Columns | None = None
     view: Annotated[
         Literal["latest"] | None, Meta(description="latest: only the newest message of each key or subject")
     ] = None
@@ -217,6 +218,19 @@ class MessagesOf(Range, frozen=True):
         require_columns("columns", self.columns or (), COLUMNS, "is an unknown column")
         if self.view is not None and self.wait_ms:
             raise InvalidRequest("a view is of what is committed now: wait_ms has no effect on it", parameter="wait_ms")
+
+
+class TailOf(msgspec.Struct, frozen=True):
+    """Which messages that are there, and that follow."""
+
+    start: Annotated[Offset, Meta(description="first offset: at most the high watermark")]
+    subject: Annotated[Subject | None, Meta(description="NATS wildcard")] = None
+    columns: _Columns | None = None
+
+    def __post_init__(self) -> None:
+        if self.subject is not None:
+            check_subject(self.subject, wildcards=True)
+        require_columns("columns", self.columns or (), COLUMNS, "is an unknown column")
 
 
 class SubjectsOf(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ final class Body extends InputStream {
   private final Consumer<Connection> atEnd;
   private final long length;
   private long left; // of the body, or of the chunk
-  private boolean isBehindChunk;
   private long waitedNs; // in reads, since the speed was compared
   private long arrived;
   private boolean hasEnded;
@@ -73,7 +72,9 @@ final class Body extends InputStream {
         return -1;
       }
       left -= more;
-      if (left == 0 && length > 0) {
+      if (left == 0 && length == IN_CHUNKS) {
+        endOfChunk();
+      } else if (left == 0 && length > 0) {
         end();
       }
       return more;
@@ -100,13 +101,34 @@ final class Body extends InputStream {
     }
   }
 
+  /**
+   * Whether a read would not wait: something has arrived, or the body has ended. Waits for that between two parts of a
+   * body in chunks, for as long as the broker has nothing to send.
+   */
+  boolean hasMore(long withinMs) throws IOException {
+    if (hasEnded || left > 0) {
+      return true;
+    }
+    try {
+      return connection.hasMore((int) Math.max(1, Math.min(withinMs, Integer.MAX_VALUE)));
+    } catch (IOException error) {
+      close();
+      if (Thread.currentThread().isInterrupted()) {
+        throw Broker.interrupted();
+      }
+      throw error;
+    }
+  }
+
+  private void endOfChunk() throws IOException {
+    if (!connection.line(System.nanoTime() + 1_000_000L * timeoutMs).isEmpty()) {
+      throw new IOException("a chunk is longer than its length");
+    }
+  }
+
   /** Reads the line before a chunk; false where it was the last one. */
   private boolean hasChunk() throws IOException {
     long untilNs = System.nanoTime() + 1_000_000L * timeoutMs;
-    if (isBehindChunk && !connection.line(untilNs).isEmpty()) {
-      throw new IOException("a chunk is longer than its length");
-    }
-    isBehindChunk = true;
     String size = connection.line(untilNs).split(";", 2)[0].strip();
     if (!size.matches("[0-9a-fA-F]{1," + MOST_CHUNK_DIGITS + "}")) {
       throw new IOException("a chunk has no length");

@@ -40,18 +40,14 @@ final class Broker {
   interface Judge extends Function<Answer, NatslogException> {}
 
   /** A response, of which the body is read once. */
-  record Answer(int status, Function<String, String> header, InputStream body) {
+  record Answer(int status, Function<String, String> header, Body body) {
     /** Why what it states about a stream's bounds must not be used: a newer leader is known; else null. */
     NatslogException outdated() {
       return Epochs.outdated(header.apply("Natslog-Stream-Id"), number("Natslog-Leader-Epoch"));
     }
 
     void close() {
-      try {
-        body.close();
-      } catch (IOException error) {
-        throw new UncheckedIOException(error); // Body.close has nothing that can fail
-      }
+      body.close();
     }
 
     Long number(String name) {
@@ -118,6 +114,7 @@ final class Broker {
   private final double timeoutS;
   private final int retries;
   private final double patienceS;
+  private final double leaderS;
   private final double firstAnswerWithinS;
   private volatile boolean hasAnswered;
   private volatile long firstUntilNs;
@@ -134,7 +131,7 @@ final class Broker {
     this(settings, firstAnswerWithinS, settings.timeoutS, settings.retries, settings.timeoutS);
   }
 
-  /** One whose requests are made once at each server, within this time. */
+  /** One whose requests are made once at each server, within this time, whether or not a leader is being chosen. */
   static Broker brief(Settings settings, double timeoutS) {
     return new Broker(settings, Double.POSITIVE_INFINITY, Math.min(timeoutS, settings.timeoutS), 0, 0);
   }
@@ -151,6 +148,7 @@ final class Broker {
     this.timeoutS = timeoutS;
     this.retries = retries;
     this.patienceS = patienceS;
+    this.leaderS = patienceS > 0 ? LEADER_S : 0;
     client(); // files that cannot be read are an error before anything is requested
   }
 
@@ -183,6 +181,11 @@ final class Broker {
         : new NatslogException("metadata_unavailable",
             "the broker has no session with the metadata leader: its list may be outdated", true, Map.of());
     return json(ask("GET", path, Map.of(), null, List.of(), 0, judge), "GET " + path);
+  }
+
+  /** The tail of a stream, once it has an answer: a response without an end. */
+  Answer tail(String stream, Map<String, ?> query) {
+    return ask("GET", "/v1/streams/" + inPath(stream) + "/tail", query, null, List.of(), 0, Answer::outdated);
   }
 
   JsonNode post(String path, Object body, List<String> prefer, double waitS, Judge judge) {
@@ -253,7 +256,7 @@ final class Broker {
           }
         } catch (RedirectFailed failure) { // the leader failed: another one is being chosen
           problem = failure.getMessage();
-          patientUntil = Math.max(patientUntil, started + (long) (LEADER_S * SECOND_NS));
+          patientUntil = Math.max(patientUntil, started + (long) (leaderS * SECOND_NS));
           continue;
         } catch (IOException failure) {
           problem = shown(server) + ": " + reason(failure) + advice(server, failure);
@@ -276,7 +279,7 @@ final class Broker {
           askedToWaitS = Math.max(askedToWaitS, Math.min(stated.doubleValue(), MOST_WAIT_S));
         }
         if (isLeaderless) {
-          patientUntil = Math.max(patientUntil, started + (long) (LEADER_S * SECOND_NS));
+          patientUntil = Math.max(patientUntil, started + (long) (leaderS * SECOND_NS));
         }
       }
       problem = answered.isEmpty() ? problem : answered;

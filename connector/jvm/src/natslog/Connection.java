@@ -179,6 +179,24 @@ final class Connection {
     return count;
   }
 
+  /** Whether something has arrived that was not read. Waits for it. */
+  boolean hasMore(int withinMs) throws IOException {
+    if (at == filled) {
+      socket.setSoTimeout(withinMs);
+      try {
+        int more = in.read(ahead, 0, AHEAD_BYTES);
+        if (more < 0) {
+          throw new EOFException("the broker closed the connection");
+        }
+        at = 0;
+        filled = more;
+      } catch (SocketTimeoutException error) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   /** Whether the broker has neither closed it nor sent anything while it was idle. (Of TLS that cannot be seen.) */
   boolean isQuiet() {
     if (socket instanceof SSLSocket) {

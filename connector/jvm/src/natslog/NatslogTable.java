@@ -184,7 +184,7 @@ final class NatslogTable implements SupportsRead, SupportsWrite {
     private final StructType schema;
     private final Pushed pushed;
     private BatchRead batch;
-    private boolean isStream;
+    private StreamRead stream;
 
     Reading(Map<String, String> options, StructType schema, Pushed pushed) {
       this.options = options;
@@ -206,9 +206,10 @@ final class NatslogTable implements SupportsRead, SupportsWrite {
       return new ArrayList<>(List.of(schema.fieldNames()));
     }
 
+    /** In real time a row is handed on when it comes. */
     @Override
     public ColumnarSupportMode columnarSupportMode() {
-      return ColumnarSupportMode.SUPPORTED;
+      return stream != null && stream.isRealTime ? ColumnarSupportMode.UNSUPPORTED : ColumnarSupportMode.SUPPORTED;
     }
 
     /** Planned once: the plan states the size that Spark asks for. */
@@ -220,13 +221,13 @@ final class NatslogTable implements SupportsRead, SupportsWrite {
 
     @Override
     public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
-      isStream = true;
-      return new StreamRead(new Settings(options, true), columns());
+      stream = StreamRead.of(new Settings(options, true), columns());
+      return stream;
     }
 
     @Override
     public Statistics estimateStatistics() {
-      BatchRead planned = isStream ? null : (BatchRead) toBatch();
+      BatchRead planned = stream != null ? null : (BatchRead) toBatch();
       return new Statistics() {
         @Override
         public OptionalLong sizeInBytes() {

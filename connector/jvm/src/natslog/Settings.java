@@ -173,6 +173,16 @@ final class Settings implements Serializable {
     return group != null || names.contains(name);
   }
 
+  /** Of a query in real time. */
+  void refuseLimits() {
+    if (maxRows != null || maxBytes != null || minRows != null || minTasks != null || taskRows != null) {
+      throw NatslogException.config(
+          "limits of a batch or of its tasks (maxOffsetsPerTrigger, maxBytesPerTrigger, minOffsetsPerTrigger, "
+              + "minPartitions, maxRecordsPerPartition) are for micro-batches: in real time a batch ends by its time, so "
+              + "remove them");
+    }
+  }
+
   String selection() {
     if (pattern != null) {
       return "streamPattern '" + pattern + "'";

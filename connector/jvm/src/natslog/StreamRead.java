@@ -31,19 +31,21 @@ import org.slf4j.LoggerFactory;
  * and the tasks of a range, by the same rules and with the same positions as `pyspark_natslog.source.stream_reader`, so
  * that a query may go on with either. An exception ends the query: calls wait for unavailable brokers.
  */
-final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
+class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
   private static final Logger LOG = LoggerFactory.getLogger("natslog.source");
   private static final int OUTAGE_TIMEOUTS = 6;
   private static final double IDLE_WAIT_S = 0.4;
   private static final double OTHERS_S = 10;
   private static final long FIRST_EPOCH = 1;
+  private static final String REAL_TIME = "org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode";
 
-  private record Plan(String start, String end, List<List<Range>> tasks) {}
+  /** What was planned last. `begins`: the positions from which it goes on, behind what is lost. */
+  record Planned(String start, String end, List<List<Range>> tasks, Map<String, Position> begins) {}
 
   private record Begun(String id, long offset) {}
 
-  private final Settings settings;
-  private final List<String> columns;
+  final Settings settings;
+  final List<String> columns;
   private final Broker broker;
   private final ReadPlans plans;
   private final Lag lag;
@@ -54,9 +56,11 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
   private final Map<String, Position> gone = new TreeMap<>(); // streams that were deleted
   private Map<String, Position> target;
   private Map<String, StreamState> latest;
-  private Map<String, Position> end = Map.of();
+  Map<String, Position> end = Map.of();
   private Map<String, Lag.Behind> reported = Map.of();
-  private Plan planned;
+  Planned planned;
+  boolean isRealTime; // batches end by their time, and rows are handed on as they come
+  private Offset initial;
   private String idleAt;
   private long idleRows;
   private String committed;
@@ -72,10 +76,35 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     this.admitter = new Admitter(settings);
   }
 
+  /** With the real-time mode where this Spark has it. */
+  static StreamRead of(Settings settings, List<String> columns) {
+    try {
+      Class.forName(REAL_TIME, false, StreamRead.class.getClassLoader());
+    } catch (ClassNotFoundException error) {
+      return new StreamRead(settings, columns);
+    }
+    return RealTime.read(settings, columns);
+  }
+
+  /** Loaded only where Spark has the interfaces, and with it what it names. */
+  private static final class RealTime {
+    static StreamRead read(Settings settings, List<String> columns) {
+      return new RealTimeRead(settings, columns);
+    }
+  }
+
   // ---- how far ----
 
+  /** Determined once: Spark asks for it again when it plans the first batch. */
   @Override
   public Offset initialOffset() {
+    if (initial == null) {
+      initial = resolvedStart();
+    }
+    return initial;
+  }
+
+  private Offset resolvedStart() {
     Map<String, StreamState> states = untilAvailable(this::states);
     BatchRead.checkAllThere(settings, states);
     if (states.isEmpty()) {
@@ -138,13 +167,16 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     plan.streams().forEach((name, one) -> latest.put(name, one.state()));
     noteMissing(from.byStream, plan, asked);
     Map<String, List<Position.Share>> shares = ReadPlans.shares(plan.tasks());
+    Map<String, Position> begins = new TreeMap<>();
     Map<String, Position> upto = new TreeMap<>();
     plan.streams().forEach((name, one) -> {
       Position before = from.byStream.get(name);
-      upto.put(name, moved(begun(before, one), before, one, shares.getOrDefault(name, List.of())));
+      begins.put(name, begun(before, one));
+      upto.put(name, moved(begins.get(name), before, one, shares.getOrDefault(name, List.of())));
     });
     from.byStream.forEach((name, at) -> {
       if (left.contains(name)) {
+        begins.putIfAbsent(name, at);
         upto.putIfAbsent(name, at);
       }
     });
@@ -153,12 +185,17 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     }
     Position.All found = new Position.All(upto);
     end = upto;
-    planned = new Plan(startJson, found.json(), plan.tasks());
+    planned = new Planned(startJson, found.json(), plan.tasks(), begins);
     if (found.json().equals(startJson)) {
       idleAt = startJson;
       idleRows = plan.streams().values().stream().mapToLong(ReadPlans.Stream::waitingRows).sum();
     }
     return found;
+  }
+
+  /** Whether it is read: one that has left the selection keeps its position. */
+  boolean isSelected(String stream) {
+    return !left.contains(stream);
   }
 
   private ReadPlans.Asked asked(String start, Map<String, Position> from, boolean isLimited) {
@@ -177,14 +214,14 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
 
   /** For how long brokers may wait until something differs: not before a trigger has found no rows. */
   private long waitForNewsMs(String start) {
-    if (!start.equals(idleAt) || latest == null || target != null || System.nanoTime() - othersUntilNs < 0) {
+    if (isRealTime || !start.equals(idleAt) || latest == null || target != null || System.nanoTime() - othersUntilNs < 0) {
       return 0;
     }
     return (long) (1000 * Math.min(IDLE_WAIT_S, admitter.dueInS(idleRows)));
   }
 
   /** Positions from Spark. Answers of leaders of older epochs than theirs are ignored. */
-  private Position.All noted(Offset offset) {
+  Position.All noted(Offset offset) {
     Position.All found = offset instanceof Position.All all ? all : Position.All.parse(offset.json());
     for (Position at : found.byStream.values()) {
       if (!accepted.contains(at.id())) {
@@ -215,9 +252,8 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
         : new Position(at.id(), stream.start(), at.start() == null ? null : Long.valueOf(stream.start()));
   }
 
-  /** Whether nothing was read yet from where the log began. */
   private boolean isOpen(Position at) {
-    return open.contains(new Begun(at.id(), at.offset()));
+    return isOpen(at.id(), at.offset());
   }
 
   /** Reports losses. A stream that was read and is not planned has left the selection, or it was deleted. */
@@ -245,9 +281,18 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
     if (stream.end() == stream.start()) {
       return at;
     }
+    return moved(at, before, stream.end(), tasks, stream.state().epoch());
+  }
+
+  static Position moved(Position at, Position before, long upto, List<Position.Share> tasks, long epoch) {
     boolean hasJoined = before == null || !before.id().equals(at.id());
-    long epoch = stream.state().epoch() > FIRST_EPOCH ? stream.state().epoch() : 0; // no leader is older than the first
-    return new Position(at.id(), stream.end(), hasJoined ? at.start() : null, tasks, epoch);
+    long noted = epoch > FIRST_EPOCH ? epoch : 0; // no leader is older than the first
+    return new Position(at.id(), upto, hasJoined ? at.start() : null, tasks, noted);
+  }
+
+  /** Whether nothing was read yet from where the log began, so that what retention removes is not missing. */
+  boolean isOpen(String id, long start) {
+    return open.contains(new Begun(id, start));
   }
 
   /** The answer; waits while brokers are unavailable, or streams have no leader. */
@@ -311,8 +356,7 @@ final class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow,
       Position first = begin.byStream.get(name);
       boolean goesOn = first != null && first.id().equals(last.id());
       long from = goesOn ? first.offset() : last.start() == null ? 0 : last.start();
-      boolean isOpen = open.contains(new Begun(last.id(), from));
-      positions.put(name, new ReadPlans.From(last.id(), from, last.offset(), isOpen, last.tasks()));
+      positions.put(name, new ReadPlans.From(last.id(), from, last.offset(), isOpen(last.id(), from), last.tasks()));
     });
     ReadPlans.Plan plan = untilAvailable(() -> plans.planned(ReadPlans.Asked.of(positions, true), List.of()));
     Loss.report(settings, plan, positions);
