@@ -9,8 +9,11 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import javax.net.ssl.SSLException;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The NATS protocol on a connection. One thread calls `readAll`, and another one writes.
@@ -38,15 +41,14 @@ final class NatsConnection {
   /** Why there is no connection; the message has what to correct, unless the server may just not run. */
   static final class Refused extends IOException {
     final boolean isLogin;
-    final boolean hasRemedy;
 
-    Refused(String message, boolean isLogin, boolean hasRemedy) {
+    Refused(String message, boolean isLogin) {
       super(message);
       this.isLogin = isLogin;
-      this.hasRemedy = hasRemedy;
     }
   }
 
+  private static final Logger LOG = LoggerFactory.getLogger("natslog.sink");
   private static final double CONNECT_S = 3;
   private static final int BUFFER_BYTES = 64 * 1024;
   private static final int MOST_FRAME_BYTES = 64 * 1024 * 1024;
@@ -72,12 +74,7 @@ final class NatsConnection {
     try {
       connection = Connection.open(
           url.host(), url.port(), login.isHandshakeFirst() ? login.tls() : null, CONNECT_S, untilNs);
-      String line = connection.line(untilNs);
-      JsonNode info = line.startsWith("INFO ") ? Json.parse(line.substring(5)) : null;
-      if (info == null) {
-        throw new Refused("the server did not begin with INFO: if it begins with the TLS handshake, set "
-            + "natsTlsHandshakeFirst; else check that the URL is of a NATS server", false, true);
-      }
+      JsonNode info = info(connection, untilNs);
       boolean hasTls = login.isHandshakeFirst();
       boolean mustHaveTls = info.path("tls_required").asBoolean();
       if (!hasTls && (mustHaveTls || wantsTls && info.path("tls_available").asBoolean())) {
@@ -86,7 +83,7 @@ final class NatsConnection {
       }
       if (wantsTls && !hasTls) {
         throw new Refused("the server does not offer TLS, so no credentials were sent: turn TLS on there, or correct "
-            + "the URL", false, true);
+            + "the URL", false);
       }
       connection.write(connect(url, login, name, info), untilNs);
       for (String answer = connection.line(untilNs); !answer.equals("PONG"); answer = connection.line(untilNs)) {
@@ -97,14 +94,32 @@ final class NatsConnection {
       isOpen = true;
       return new NatsConnection(connection, info);
     } catch (SSLException error) {
-      throw new Refused("the TLS handshake failed (" + error.getMessage() + "): " + login.tlsRemedy(), false, true);
+      throw new Refused("the TLS handshake failed (" + error.getMessage() + "): " + login.tlsRemedy(), false);
     } catch (SocketTimeoutException error) {
       throw new IOException("no answer within " + Broker.seconds(CONNECT_S), error);
+    } catch (EOFException error) {
+      throw new IOException("the server closed the connection", error);
     } finally {
       if (!isOpen && connection != null) {
         connection.close();
       }
     }
+  }
+
+  /** What a server states first. */
+  private static JsonNode info(Connection connection, long untilNs) throws IOException {
+    String line = "";
+    try {
+      line = connection.line(untilNs);
+    } catch (EOFException | SocketTimeoutException error) {
+      LOG.debug("a NATS server has sent nothing", error);
+    }
+    JsonNode info = line.startsWith("INFO ") ? Json.parse(line.substring(5)) : null;
+    if (info == null) {
+      throw new Refused("the server did not begin with INFO: if it begins with the TLS handshake, set "
+          + "natsTlsHandshakeFirst; else check that the URL is of a NATS server, and that it runs", false);
+    }
+    return info;
   }
 
   private static byte[] connect(NatsUrl url, NatsLogin login, String name, JsonNode info) {
@@ -123,8 +138,8 @@ final class NatsConnection {
 
   private static Refused refusal(String text, NatsLogin login) {
     String quoted = text.replaceAll("^'|'$", "");
-    boolean isLogin = LOGIN_WORDS.stream().anyMatch(quoted.toLowerCase(java.util.Locale.ROOT)::contains);
-    return new Refused(isLogin ? quoted + "): " + login.remedy() : quoted, isLogin, isLogin);
+    boolean isLogin = LOGIN_WORDS.stream().anyMatch(quoted.toLowerCase(Locale.ROOT)::contains);
+    return new Refused(isLogin ? quoted + "): " + login.remedy() : quoted, isLogin);
   }
 
   void write(byte[] bytes, int offset, int length, double withinS) throws IOException {

@@ -165,7 +165,7 @@ record NatsLogin(
     String ca = tlsCaFile != null ? "correct the CA file " + tlsCaFile : "give the CA file of the server";
     String certificate = tlsCertFile != null
         ? "correct the client certificate " + tlsCertFile + ": it must be of a CA that the server accepts"
-        : "if the server requires a client certificate, give one of a CA that it accepts";
+        : "if the server requires one, give a client certificate of a CA that it accepts";
     return ca + ", and use a host in the URL that the certificate is for; " + certificate;
   }
 }

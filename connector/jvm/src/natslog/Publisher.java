@@ -405,7 +405,7 @@ final class Publisher implements AutoCloseable, NatsConnection.Receiver {
       } catch (IOException error) {
         note(error);
       } catch (NatslogException error) { // a file of the login
-        note(new NatsConnection.Refused(error.getMessage(), false, true));
+        note(new NatsConnection.Refused(error.getMessage(), false));
       }
     }
     return false;
