@@ -25,8 +25,9 @@ if "-m" not in sys.argv[:1]:  # `python -m pyspark_natslog jar` needs no PySpark
 
 if TYPE_CHECKING:
     from pyspark_natslog.lag_listener import LagListener
+    from pyspark_natslog.real_time import real_time_writer
 
-__all__ = ["DefaultSource", "LagListener"]
+__all__ = ["DefaultSource", "LagListener", "real_time_writer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +36,8 @@ def __getattr__(name: str) -> Any:
         from pyspark_natslog.lag_listener import LagListener
 
         return LagListener
+    if name == "real_time_writer":
+        from pyspark_natslog.real_time import real_time_writer
+
+        return real_time_writer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

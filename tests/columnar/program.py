@@ -6,7 +6,8 @@
     python program.py live URL STREAM                      reads in real time until there are 1,000 rows, and prints
                                                            rows and sum of offsets
     python program.py follow URL STREAM FOLDER READERS     appends offsets to a file in real time, for ever
-    python program.py write URL STREAM                     writes through the sink
+    python program.py write URL STREAM NATS                writes three rows through the sink
+    python program.py publish URL STREAM NATS FOLDER       publishes to `out.STREAM`, slowly, until the end is reached
     python program.py typed URL STREAM                     reads JSON
 
 Several of these may be named, separated by commas: what fails is printed, and does not keep the others from running.
@@ -69,7 +70,11 @@ def run(how: str, spark: SparkSession, options: dict[str, str], rest: list[str],
         case "follow":
             follow(spark, options, *rest)
         case "write":
-            spark.range(3).selectExpr("cast(id as string) value").write.format("natslog").mode("append").save()
+            rows = spark.range(3).selectExpr("cast(id as string) value", "map('a', 'b') headers", "'k' key")
+            sink = {"servers": options["servers"], "natsServers": rest[-1], "subject": options["stream"]}
+            rows.write.format("natslog").options(**sink).mode("append").save()
+        case "publish":
+            publish(spark, options, *rest)
         case "typed":
             spark.read.format("natslog").options(**options, payloadFormat="json", payloadSchema="a int").load().show()
 
@@ -99,6 +104,15 @@ def drain(spark: SparkSession, options: dict[str, str], folder: str, rows: str, 
     )
     query.awaitTermination()
     print(spark.read.parquet(f"{folder}/rows").selectExpr("count(*)", "count(distinct offset)").collect()[0])
+
+
+def publish(spark: SparkSession, options: dict[str, str], nats: str, folder: str) -> None:
+    read = spark.readStream.format("natslog").options(**options, minPartitions="2").load()
+    slow = read.where("java_method('java.lang.Thread', 'sleep', 2L) is not null")
+    rows = slow.selectExpr("value", "cast(offset as string) key", "map('Stream', stream, 'Empty', '') headers")
+    sink = {"servers": options["servers"], "natsServers": nats, "subject": f"out.{options['stream']}"}
+    writer = rows.writeStream.format("natslog").options(**sink, checkpointLocation=f"{folder}/checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def allow_short_batches(spark: SparkSession) -> None:

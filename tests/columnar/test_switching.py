@@ -1,9 +1,10 @@
-"""A query goes on with either reader: both write the same positions."""
+"""A query goes on with either reader and either sink: both write the same positions, and send the same message ids."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,22 @@ import pytest
 from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
 from pyspark_natslog.jar import jar_path
-from tests.harness import BrokerProcess, publish_acked
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked
 
 PROGRAM = Path(__file__).with_name("program.py")
 ROWS, BATCH = 20_000, 1_500
 _KILLED = 7
+_PUBLISHED = 2_000
 
 
 def run(how: str, *arguments: str, jar: bool) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAR": str(jar_path()) if jar else ""}
-    command = [sys.executable, str(PROGRAM), how, *arguments]
+    command, environment = started_by(how, *arguments, jar=jar)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
+
+
+def started_by(how: str, *arguments: str, jar: bool) -> tuple[list[str], dict[str, str]]:
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAR": str(jar_path()) if jar else ""}
+    return [sys.executable, str(PROGRAM), how, *arguments], environment
 
 
 def positions(folder: Path) -> list[dict[str, Any]]:
@@ -66,3 +72,29 @@ def test_both_readers_write_the_same_text_for_a_position(broker: BrokerProcess, 
         )
     assert texts[0] == texts[1]
     assert len(texts[0]) == ROWS // BATCH + 1
+
+
+@pytest.mark.parametrize("jar", [True, False])
+def test_batch_that_one_sink_has_begun_is_completed_by_the_other_one_without_a_doubled_row(
+    shared: tuple[NatsServer, BrokerProcess], client: NatslogClient, name: str, folder: Path, jar: bool
+) -> None:
+    """The first one is killed when a part of the batch is stored."""
+    client.create_stream(name, name)
+    client.create_stream(f"{name}-out", f"out.{name}")
+    publish_acked(shared[0].url, name, [b"%d" % number for number in range(_PUBLISHED)])
+    arguments = ("publish", shared[1].url, name, shared[0].url, str(folder))
+
+    command, environment = started_by(*arguments, jar=jar)
+    environment["SETTINGS"] = "spark.sql.execution.arrow.maxRecordsPerBatch=50"  # of the Python sink
+    first = subprocess.Popen(command, env=environment, process_group=0, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: client.stream(f"{name}-out")["high_watermark"] >= _PUBLISHED // 4, within_s=120)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    begun = len(all_values(client, f"{name}-out"))
+    assert begun < _PUBLISHED, "the batch was not complete"
+
+    ended = run(*arguments, jar=not jar)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert sorted(int(value) for value in all_values(client, f"{name}-out")) == list(range(_PUBLISHED))

@@ -16,7 +16,7 @@ from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
 from pyspark_natslog.jar import jar_path
 from tests.columnar.test_switching import PROGRAM
-from tests.harness import BrokerProcess, publish_acked
+from tests.harness import BrokerProcess, all_values, publish_acked
 from tests.spark.places import NotToBeHad, another_spark
 
 LINES = {"3.5": "3.5.9", "4.0": "4.0.5", "4.1": "4.1.4", "4.2": "4.2.1"}
@@ -53,8 +53,13 @@ def test_jar_reads_in_other_lines_of_spark(
     url = shared[1].url
 
     has_python_sources = line == "4.2"  # that are told how much to read
+    client.create_stream(f"{name}-out", f"out.{name}")
+    written = run(line, "write", url, f"out.{name}", shared[0].url)
+    assert written.returncode == 0, written.stderr[-3000:]
+    assert sorted(all_values(client, f"{name}-out")) == [b"0", b"1", b"2"]
+
     has_real_time = line in ("4.1", "4.2")
-    kinds = ["read", "drain", *(["live"] if has_real_time else []), *([] if has_python_sources else ["write", "typed"])]
+    kinds = ["read", "drain", *(["live"] if has_real_time else []), *([] if has_python_sources else ["typed"])]
     done = run(line, ",".join(kinds), url, name, str(folder), "300")
     read, drained, *live = done.stdout.splitlines()
     size, offsets = sum(map(len, values)), sum(range(ROWS))
@@ -67,6 +72,6 @@ def test_jar_reads_in_other_lines_of_spark(
     if has_python_sources:
         assert done.returncode == 0, done.stderr[-3000:]
     else:
-        for what in ("writing", "option payloadFormat"):
-            assert f"{what} needs the Python source of natslog, which needs Spark 4.2 or newer" in done.stderr
-        assert done.stderr.count("foreachBatch") >= 2
+        needed = "option payloadFormat needs the Python source of natslog, which needs Spark 4.2 or newer"
+        assert needed in done.stderr
+        assert "foreachBatch" in done.stderr

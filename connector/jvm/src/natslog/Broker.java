@@ -175,6 +175,14 @@ final class Broker {
     return json(ask("GET", path, query, null, List.of(), 0, Answer::outdated), "GET " + path);
   }
 
+  /** The list of a broker that has received all changes, so that what is not listed does not exist. */
+  JsonNode getCurrent(String path) {
+    Judge judge = answer -> !"false".equals(answer.header.apply("Natslog-Current")) ? null
+        : new NatslogException("metadata_unavailable",
+            "the broker has no session with the metadata leader: its list may be outdated", true, Map.of());
+    return json(ask("GET", path, Map.of(), null, List.of(), 0, judge), "GET " + path);
+  }
+
   /** The tail of a stream, once it has an answer: a response without an end. */
   Answer tail(String stream, Map<String, ?> query) {
     return ask("GET", "/v1/streams/" + inPath(stream) + "/tail", query, null, List.of(), 0, Answer::outdated);

@@ -113,6 +113,26 @@ final class Connection {
     }
   }
 
+  /** TLS above this connection, which must not be used any more. */
+  Connection secured(String host, int port, SSLContext tls, long untilNs) throws IOException {
+    if (hasUnread()) {
+      throw new IOException("the server sent data before the TLS handshake");
+    }
+    Connection found = new Connection(channel, secured(channel, host, port, tls));
+    found.shakeHands(untilNs);
+    return found;
+  }
+
+  /** By another thread than the one that reads. The connection is closed if this takes too long. */
+  void write(byte[] bytes, int offset, int length, double withinS) throws IOException {
+    Future<?> limit = TIMER.schedule(this::close, (long) (1000 * withinS), TimeUnit.MILLISECONDS);
+    try {
+      out.write(bytes, offset, length);
+    } finally {
+      limit.cancel(false);
+    }
+  }
+
   void write(byte[] bytes, long untilNs) throws IOException {
     if (bytes.length <= FITS_BYTES) {
       out.write(bytes);

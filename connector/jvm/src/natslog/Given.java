@@ -19,7 +19,11 @@ import java.util.regex.Pattern;
 
 /** Options by name and type; one that is not known is an error. Names are compared without case, as Spark does. */
 final class Given {
-  private static final Set<String> SPARKS_OWN = Set.of("checkpointlocation", "queryname", "outputmode");
+  /** Options that Spark adds or keeps for itself, those of its real-time mode included. */
+  private static final Set<String> SPARKS_OWN =
+      Set.of(
+          "checkpointlocation", "queryname", "outputmode", "asyncprogresstrackingenabled",
+          "asyncprogresstrackingcheckpointintervalms", "_asyncprogresstrackingoverridesinksupportcheck");
 
   /** Options of Spark's Kafka source, and what to do with them. (The Python source has the same ones.) */
   private static final Map<String, String> KAFKAS = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
@@ -66,6 +70,9 @@ final class Given {
     }
     if (name.toLowerCase(Locale.ROOT).startsWith("kafka.")) {
       return ", which is Kafka's: remove it; for TLS and credentials see tlsCaFile, tokenFile and natsCredsFile";
+    }
+    if (name.equalsIgnoreCase("natsUrl") && known.contains("natsServers")) { // what the command line calls it
+      return ": use natsServers";
     }
     return didYouMean(name, known);
   }
@@ -214,21 +221,24 @@ final class Given {
         : "; known are " + String.join(", ", new TreeSet<>(known));
   }
 
-  /** The edit distance of two words. */
+  /** The edit distance of two words, in which an exchange of two neighbouring letters is one step. */
   private static int distance(String one, String other) {
-    int[] row = new int[other.length() + 1];
-    for (int at = 0; at <= other.length(); at++) {
-      row[at] = at;
-    }
-    for (int up = 1; up <= one.length(); up++) {
-      int corner = row[0];
-      row[0] = up;
-      for (int at = 1; at <= other.length(); at++) {
-        int changed = corner + (one.charAt(up - 1) == other.charAt(at - 1) ? 0 : 1);
-        corner = row[at];
-        row[at] = Math.min(changed, 1 + Math.min(row[at], row[at - 1]));
+    int[][] steps = new int[one.length() + 1][other.length() + 1];
+    for (int up = 0; up <= one.length(); up++) {
+      for (int at = 0; at <= other.length(); at++) {
+        if (up == 0 || at == 0) {
+          steps[up][at] = up + at;
+          continue;
+        }
+        int changed = steps[up - 1][at - 1] + (one.charAt(up - 1) == other.charAt(at - 1) ? 0 : 1);
+        steps[up][at] = Math.min(changed, 1 + Math.min(steps[up - 1][at], steps[up][at - 1]));
+        boolean isExchanged = up > 1 && at > 1 && one.charAt(up - 1) == other.charAt(at - 2)
+            && one.charAt(up - 2) == other.charAt(at - 1);
+        if (isExchanged) {
+          steps[up][at] = Math.min(steps[up][at], 1 + steps[up - 2][at - 2]);
+        }
       }
     }
-    return row[other.length()];
+    return steps[one.length()][other.length()];
   }
 }

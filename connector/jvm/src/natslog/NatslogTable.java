@@ -63,7 +63,13 @@ final class NatslogTable implements SupportsRead, SupportsWrite {
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    return ((SupportsWrite) python("writing")).newWriteBuilder(info);
+    boolean isOfCatalog = TableOptions.are(properties) || TableOptions.areKeptIn(info.schema());
+    Map<String, String> given = info.options().asCaseSensitiveMap();
+    String pythons = isOfCatalog ? "writing to a table of the catalog" : SinkSettings.pythons(given);
+    if (pythons != null) {
+      return ((SupportsWrite) python(pythons)).newWriteBuilder(info);
+    }
+    return new NatsWrite.Builder(new SinkSettings(given), info.schema());
   }
 
   @Override

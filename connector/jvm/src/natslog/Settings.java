@@ -263,11 +263,11 @@ final class Settings implements Serializable {
     return found;
   }
 
-  private static List<String> split(String text) {
+  static List<String> split(String text) {
     return new ArrayList<>(Arrays.stream(text.split(",")).map(String::strip).filter(one -> !one.isEmpty()).toList());
   }
 
-  private static void checkName(String option, String what, String name) {
+  static void checkName(String option, String what, String name) {
     if (name.length() > 255) {
       throw NatslogException.config(
           "option " + option + ": a " + what + " has at most 255 characters; this one has " + name.length());

@@ -1,10 +1,12 @@
 package natslog;
 
+import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import org.apache.spark.sql.types.StructType;
 
 /**
  * Options of a table in Spark's catalog, `CREATE TABLE … USING natslog OPTIONS (…)`. Spark passes them as properties of
@@ -26,6 +28,11 @@ final class TableOptions {
   /** Whether these are properties of a table in a catalog. */
   static boolean are(Map<String, String> properties) {
     return properties.keySet().stream().anyMatch("provider"::equalsIgnoreCase);
+  }
+
+  /** Whether all columns are those of a table in the catalog, which keeps its options in their metadata. */
+  static boolean areKeptIn(StructType schema) {
+    return Arrays.stream(schema.fields()).allMatch(field -> field.metadata().contains("natslog"));
   }
 
   /**
