@@ -1,4 +1,4 @@
-"""Compiles the columnar reader for Spark against the jars of an installed PySpark, into one jar.
+"""Compiles the columnar reader and the sink for Spark against the jars of an installed PySpark, into one jar.
 
     python connector/jvm/build.py [--target FILE]
 

@@ -1,4 +1,4 @@
-"""The columnar reader for Spark: a jar in this package, which Spark has to be told of."""
+"""The columnar reader and the sink in the JVM: a jar in this package, which Spark has to be told of."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from natslog.client import NatslogClient
 from natslog.nats_server import NatsServer
@@ -191,7 +191,8 @@ def test_rows_are_stored_once_each_while_the_nats_server_restarts(spark: SparkSe
 
 
 def test_refused_subject_ends_the_write(spark: SparkSession, tmp_path: Path) -> None:
-    configuration = 'authorization { users: [ { user: a, password: b, permissions: { publish: "allowed", subscribe: "_INBOX.>" } } ] }'
+    permissions = 'permissions: { publish: "allowed", subscribe: "_INBOX.>" }'
+    configuration = f"authorization {{ users: [ {{ user: a, password: b, {permissions} }} ] }}"
     with server_with(tmp_path, configuration) as server:
         url = server.url.replace("nats://", "nats://a:b@")
         writer = spark.sql("select 'x' as value").write.format("natslog").mode("append").option("natsServers", url)

@@ -15,7 +15,7 @@ import org.slf4j.LoggerFactory;
 
 /**
  * The class that Spark finds by `format("natslog")` when this jar is on the class path, before it looks for Python
- * sources. It reads; what it does not do (writes, typed payloads, buckets, cursors) it leaves to the Python source.
+ * sources. What it does not do (typed payloads, buckets, cursors, appends over HTTP) it leaves to the Python source.
  */
 public final class DefaultSource implements TableProvider {
   private static final Logger LOG = LoggerFactory.getLogger("natslog.source");
