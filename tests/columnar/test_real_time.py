@@ -561,5 +561,5 @@ def test_a_tail_on_which_nothing_comes_is_requested_again(spark: SparkSession, h
 
 def query_rows_are_kept(query: Query, asked: list[float]) -> bool:
     """The second request comes after the broker was silent for 5 s, in the same batch, and not much earlier."""
-    eventually(lambda: len(asked) >= 2, 25, "the tail is requested again")
+    eventually(lambda: len(asked) >= 2, 25, "the tail is requested again", is_promise=True)
     return asked[1] - asked[0] > 4 and query.running.isActive

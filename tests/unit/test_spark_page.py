@@ -11,7 +11,7 @@ from pyspark_natslog.source.options import SOURCE_OPTIONS
 from tests.spark.page import PAGE, table
 
 OPTIONS = {*SOURCE_OPTIONS, *SINK_OPTIONS, *HTTP_OPTIONS}
-SPARKS_OWN = {"checkpointLocation"}
+SPARKS_OWN = {"checkpointLocation", "asyncProgressTrackingEnabled"}
 
 
 def documented(heading: str, known: Iterable[str]) -> set[str]:
