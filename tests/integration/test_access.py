@@ -100,6 +100,8 @@ NEEDS = {
     "PUT /v1/streams/{name}/appends/{producer}/{batch}/parts/{part}": "publish",
     "POST /v1/streams/{name}/appends/{producer}/{batch}": "publish",
     "DELETE /v1/streams/{name}/appends/{producer}/{batch}": "publish",
+    "POST /v1/streams/{name}/appends/{producer}/{batch}/rows": "publish",
+    "GET /v1/streams/{name}/appends": "publish",
     "GET /v1/streams/{name}/appends/{producer}": "publish",
     "GET /v1/streams/{name}/import": "all:admin",
     "POST /v1/streams/{name}/import": "all:admin",

@@ -339,6 +339,71 @@ def test_part_named_twice_is_refused(client: NatslogClient, name: str) -> None:
 
 
 @pytest.mark.long
+# ---- rows in one request ----
+
+
+def in_one(broker: BrokerProcess, stream: str, producer: str, batch: int, after: int, values: list[bytes]) -> Any:
+    """The status and the body of the answer."""
+    sink = pa.BufferOutputStream()
+    rows = table(values)
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    url = f"{broker.url}/v1/streams/{stream}/appends/{producer}/{batch}/rows?after={after}"
+    answer = urllib3.request("POST", url, body=sink.getvalue().to_pybytes())
+    return answer.status, answer.json()
+
+
+def last_batches(broker: BrokerProcess, stream: str, prefix: str) -> dict[str, int]:
+    found: dict[str, int] = urllib3.request("GET", f"{broker.url}/v1/streams/{stream}/appends?prefix={prefix}").json()
+    return found["batches"]
+
+
+def test_rows_of_one_request_follow_the_last_batch_of_their_producer(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    assert in_one(broker, name, "q.a", 7, 3, [b"a", b"b"]) == (200, {"start": 0, "end": 2, "duplicate": False})
+    assert in_one(broker, name, "q.a", 7, 3, [b"a", b"b"]) == (200, {"start": 0, "end": 2, "duplicate": True})
+    assert in_one(broker, name, "q.a", 9, 7, [b"c"]) == (200, {"start": 2, "end": 3, "duplicate": False})
+    status, body = in_one(broker, name, "q.a", 12, 7, [b"d", b"e"])
+    assert (status, body["error"]["code"], body["error"]["last_batch"]) == (409, "batch_conflict", 9)
+    assert "batch 12 of q.a follows batch 7, but the last one is 9: another writer" in body["error"]["message"]
+    for batch, after, values in ((9, 7, [b"other"]), (8, 7, [b"c"])):
+        assert in_one(broker, name, "q.a", batch, after, values)[0] == 409
+    status, body = in_one(broker, name, "q.a", 9, 9, [b"c"])
+    assert (status, body["error"]["code"]) == (400, "invalid_request")
+    assert all_values(client, name) == [b"a", b"b", b"c"]
+    assert broker.metrics()["natslog_staged_bytes"] == 0, "nothing is left of requests that were refused"
+
+
+def test_last_batches_are_listed_by_the_names_of_their_producers(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    for producer, batch in (("q.a", 7), ("q.b", 1), ("r", 5), ("q.a", 8)):
+        in_one(broker, name, producer, batch, batch - 1, [b"x"])
+    assert last_batches(broker, name, "q.") == {"q.a": 8, "q.b": 1}
+    assert last_batches(broker, name, "nobody") == {}
+
+
+def test_same_rows_of_one_request_from_many_at_once_are_appended_once(
+    broker: BrokerProcess, client: NatslogClient, name: str
+) -> None:
+    client.create_stream(name, name)
+    answers: list[Any] = []
+    rows = [b"%d" % at for at in range(50_000)]
+    threads = [
+        threading.Thread(target=lambda: answers.append(in_one(broker, name, "q", 5, 0, rows))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _ in answers} == {200}, answers
+    assert sum(not body["duplicate"] for _, body in answers) == 1
+    assert client.stream(name)["high_watermark"] == 50_000
+
+
 def test_limits_restart_and_table_of_producers(own: Path) -> None:
     """What takes a broker of its own: the limit of a run, what a restart drops, and what it still knows."""
     with running(own, append_max_bytes="1MiB", segment_bytes="64KiB", retention_interval="500ms") as (_, broker):

@@ -6,6 +6,7 @@ All are for the stream's leader; others answer with 307. A producer counts its b
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 
 import msgspec
@@ -24,8 +25,10 @@ from natslog.model import Appended
 from natslog.node.replicas.direct_append import Commit, commit
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.stream_operations import require_not_internal
-from natslog.node.writes.staging import BatchKey
+from natslog.node.writes.staging import BatchKey, StagedPart
 from natslog.subjects import cover, has_wildcard
+
+_ALL_ROWS = "rows"  # the part of a batch that is one request
 
 
 def _key(of: shapes.BatchPath, stream: HostedStream) -> BatchKey:
@@ -49,20 +52,45 @@ def _rules(request: web.Request, stream: HostedStream, given: str | None) -> Row
     return rules
 
 
-async def stage(call: Call[shapes.PartPath, None]) -> Answer[shapes.StagedPart]:
-    """Stage rows: an Arrow IPC stream with value and, if wanted, subject, key, headers"""
-    request, of = call.request, call.parameters
-    stream, broker = await leading(request), broker_of(request)
-    key, rules = _key(of, stream), _rules(request, stream, of.subject)
-    if (request.content_length or 0) > broker.staging.max_bytes:
-        raise broker.staging.too_large(request.content_length or 0)
+async def _staged(
+    request: web.Request, stream: HostedStream, key: BatchKey, part: str, attempt: int, subject: str | None
+) -> StagedPart:
+    """The uploaded rows. Raises as `Staging.receive`."""
+    staging, rules = broker_of(request).staging, _rules(request, stream, subject)
+    if (request.content_length or 0) > staging.max_bytes:
+        raise staging.too_large(request.content_length or 0)
     chunks = request.app[LIMITS].received(rights_of(request), chunks_of(request))
     try:
-        staged = await broker.staging.receive(key, of.part, of.attempt, rules, chunks)
+        return await staging.receive(key, part, attempt, rules, chunks)
     finally:
         request[PAID_BYTES] = request.content.total_bytes
+
+
+async def stage(call: Call[shapes.PartPath, None]) -> Answer[shapes.StagedPart]:
+    """Stage rows: an Arrow IPC stream with value and, if wanted, subject, key, headers"""
+    of = call.parameters
+    stream = await leading(call.request)
+    staged = await _staged(call.request, stream, _key(of, stream), of.part, of.attempt, of.subject)
     receipt = msgspec.structs.asdict(staged.receipt)
     return shape_response(shapes.StagedPart(**receipt, bytes=staged.size_bytes))
+
+
+async def append_rows(call: Call[shapes.RowsPath, None]) -> Answer[Appended]:
+    """Append rows in one request, as the batch that follows another one, exactly once
+
+    The body is an Arrow IPC stream as that of a part. The batch is appended if `after` is the last batch of its
+    producer, or if the producer has none. A repetition is answered with what is stored; any other batch is a conflict.
+    """
+    request, of = call.request, call.parameters
+    stream, broker = await leading(request), broker_of(request)
+    key = _key(of, stream)
+    try:
+        # An attempt of its own: a repetition does not replace the rows of a request that is still under way.
+        staged = await _staged(request, stream, key, _ALL_ROWS, time.monotonic_ns(), of.subject)
+        requested = Commit(key, [staged.receipt], after=of.after, allowed=limits_of(request, "publish", stream.record))
+        return shape_response(await commit(stream, broker.staging, broker.staged_copies, requested))
+    finally:
+        await broker.staging.drop(key)
 
 
 async def commit_batch(call: Call[shapes.BatchPath, shapes.Commit]) -> Answer[Appended]:
@@ -87,6 +115,14 @@ async def abort(call: Call[shapes.BatchPath, None]) -> web.Response:
     stream = await leading(call.request)
     await broker_of(call.request).staging.drop(_key(call.parameters, stream))
     return web.Response(status=204)
+
+
+async def last_batches(call: Call[shapes.ProducersQuery, None]) -> Answer[shapes.LastBatches]:
+    """The last committed batches of producers"""
+    stream, broker = await leading(call.request), broker_of(call.request)
+    find = partial(stream.usable_log().last_runs, call.parameters.prefix)
+    runs = await asyncio.get_running_loop().run_in_executor(broker.readers, find)
+    return shape_response(shapes.LastBatches({run.producer: run.batch for run in runs}))
 
 
 async def last_batch(call: Call[shapes.ProducerPath, None]) -> Answer[shapes.LastBatch]:

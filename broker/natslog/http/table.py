@@ -223,6 +223,7 @@ _OF_MESSAGES_AND_RANGES = (
         errors=(416, 502, 503),
         is_stated=True,
     ),
+    Endpoint("GET /v1/streams/{name}/appends", appends.last_batches, _PUBLISH, errors=BY_LEADER),
     Endpoint("GET /v1/streams/{name}/appends/{producer}", appends.last_batch, _PUBLISH, errors=BY_LEADER),
     Endpoint(
         "POST /v1/streams/{name}/appends/{producer}/{batch}",
@@ -230,6 +231,13 @@ _OF_MESSAGES_AND_RANGES = (
         _PUBLISH,
         most_bytes=_COMMIT_BYTES,
         body_kept="unlogged",
+        errors=(*BY_LEADER, 409),
+    ),
+    Endpoint(
+        "POST /v1/streams/{name}/appends/{producer}/{batch}/rows",
+        appends.append_rows,
+        _PUBLISH,
+        body_shown_as=ARROW_STREAM,
         errors=(*BY_LEADER, 409),
     ),
     Endpoint(

@@ -104,6 +104,14 @@ class ProducerTable:
                 self._read_all(log_start_offset, high_watermark)
             return self._committed.find(producer)
 
+    def last_runs(self, prefix: str, log_start_offset: int, high_watermark: int) -> list[RunMark]:
+        """The last committed runs of the producers whose names begin so. Raises as `last_run`."""
+        with self._lock:
+            self._pass_high_watermark(high_watermark)
+            if self._is_partial:
+                self._read_all(log_start_offset, high_watermark)
+            return [run for run in self._committed.runs() if run.producer.startswith(prefix)]
+
     def cut(self, end_offset: int) -> None:
         """The log ends here now; runs that are received again from a leader are recorded again."""
         with self._lock:

@@ -88,6 +88,10 @@ class RunLog(StreamLog):
         """
         return self.producers.last_run(producer, self.log_start_offset, self.high_watermark, is_committed=is_committed)
 
+    def last_runs(self, prefix: str) -> list[RunMark]:
+        """The last committed runs of the producers whose names begin so. Raises as `last_run`."""
+        return self.producers.last_runs(prefix, self.log_start_offset, self.high_watermark)
+
     # ---- writing ----
 
     def append_run(

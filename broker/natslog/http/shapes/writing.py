@@ -107,6 +107,12 @@ class Commit(msgspec.Struct, forbid_unknown_fields=True):
             raise InvalidRequest("content must be 32 hexadecimal digits, as the upload of the part returned it")
 
 
+class LastBatches(msgspec.Struct):
+    """The batches that producers committed last, by producer."""
+
+    batches: dict[Name, Count]
+
+
 class LastBatch(msgspec.Struct):
     """The batch that a producer committed last, or nulls. `urls`: where its uploads should go."""
 
@@ -119,6 +125,12 @@ class LastBatch(msgspec.Struct):
 
 
 # ---- parameters ----
+
+
+class ProducersQuery(msgspec.Struct, frozen=True):
+    """Which producers of direct appends."""
+
+    prefix: Annotated[NameText, Meta(description="how their names begin")]
 
 
 class ProducerPath(msgspec.Struct, frozen=True):
@@ -134,6 +146,20 @@ class BatchPath(ProducerPath, frozen=True):
     """A batch of a producer, which counts its batches upwards."""
 
     batch: Offset
+
+
+class RowsPath(BatchPath, frozen=True):
+    """A batch that follows another one of its producer."""
+
+    after: Annotated[Offset, Meta(description="the batch before it; any number for the first batch of a producer")]
+    subject: Annotated[Subject | None, Meta(description="subject of the rows if they have no column subject")] = None
+
+    def __post_init__(self) -> None:
+        check_name(self.producer, "producer")
+        if self.after >= self.batch:
+            raise InvalidRequest(f"batch {self.batch} cannot follow batch {self.after}: batches are counted upwards")
+        if self.subject is not None:
+            check_subject(self.subject, wildcards=False)
 
 
 class PartPath(BatchPath, frozen=True):

@@ -62,12 +62,14 @@ class Commit:
         on_conflict: `fail`: it is answered with `BatchConflict`; `append`: the batch is appended all the same, and the
             producer continues behind it; `skip`: where it is the producer's last batch with other rows, it is left out.
         allowed: wildcards of the subjects on which the identity that commits may publish now; None: all.
+        after: the batch that has to be the producer's last one, if it has any; None: any lower one.
     """
 
     key: BatchKey
     receipts: Sequence[PartReceipt]
     on_conflict: OnConflict = "fail"
     allowed: tuple[str, ...] | None = None
+    after: int | None = None
 
     @property
     def rows(self) -> int:
@@ -229,7 +231,7 @@ class _Work:
     def _is_stored(self, last: RunMark) -> bool:
         """Whether the batch is the last one of its producer, and is not to be appended. Raises BatchConflict."""
         requested, batch = self.requested, self.requested.key[2]
-        if batch > last.batch:
+        if batch > last.batch and requested.after in (None, last.batch):
             return False
         is_last = batch == last.batch
         if is_last and requested.repeats(last):
@@ -255,6 +257,15 @@ class _Work:
     def _conflict(self, last: RunMark) -> BatchConflict:
         _, producer, batch = self.requested.key
         stored = last.end - last.start
+        if batch > last.batch:
+            return BatchConflict(
+                f"stream {self.stream.name!r}: batch {batch} of {producer} follows batch {self.requested.after}, but "
+                f"the last one is {last.batch}: another writer has appended as this producer. Request the last batch, "
+                "and leave out what it contains",
+                producer=producer,
+                batch=batch,
+                last_batch=last.batch,
+            )
         if batch == last.batch:
             problem = (
                 f"batch {batch} of {producer} is stored with {stored} rows, but now has other rows "
