@@ -392,9 +392,7 @@ def test_same_rows_of_one_request_from_many_at_once_are_appended_once(
     client.create_stream(name, name)
     answers: list[Any] = []
     rows = [b"%d" % at for at in range(50_000)]
-    threads = [
-        threading.Thread(target=lambda: answers.append(in_one(broker, name, "q", 5, 0, rows))) for _ in range(6)
-    ]
+    threads = [threading.Thread(target=lambda: answers.append(in_one(broker, name, "q", 5, 0, rows))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
