@@ -39,6 +39,13 @@ final class Broker {
   /** What is wrong with a response that cannot be used; null if it can be. */
   interface Judge extends Function<Answer, NatslogException> {}
 
+  /** The body of a request. */
+  record Content(String type, byte[] bytes) {
+    static Content json(String text) {
+      return new Content("application/json", text.getBytes(StandardCharsets.UTF_8));
+    }
+  }
+
   /** A response, of which the body is read once. */
   record Answer(int status, Function<String, String> header, Body body) {
     /** Why what it states about a stream's bounds must not be used: a newer leader is known; else null. */
@@ -189,7 +196,7 @@ final class Broker {
   }
 
   JsonNode post(String path, Object body, List<String> prefer, double waitS, Judge judge) {
-    return json(ask("POST", path, Map.of(), Json.text(body), prefer, waitS, judge), "POST " + path);
+    return json(ask("POST", path, Map.of(), Content.json(Json.text(body)), prefer, waitS, judge), "POST " + path);
   }
 
   private static JsonNode json(Answer answer, String what) {
@@ -207,7 +214,7 @@ final class Broker {
    * @param prefer brokers to ask first
    * @param waitS how long the broker may wait before it responds
    */
-  Answer ask(String method, String path, Map<String, ?> query, String body, List<String> prefer, double waitS,
+  Answer ask(String method, String path, Map<String, ?> query, Content body, List<String> prefer, double waitS,
       Judge judge) {
     LinkedHashSet<String> servers = new LinkedHashSet<>(prefer);
     servers.addAll(settings.servers);
@@ -323,8 +330,8 @@ final class Broker {
     return found;
   }
 
-  private Answer send(String method, String url, Map<String, ?> query, String body, double timeoutS, String requestId)
-      throws IOException, RedirectFailed {
+  private Answer send(String method, String url, Map<String, ?> query, Content body, double timeoutS,
+      String requestId) throws IOException, RedirectFailed {
     String token = token();
     String target = query.isEmpty() ? url : url + "?" + encoded(query);
     boolean isRedirected = false;
@@ -333,7 +340,7 @@ final class Broker {
       headers.put("Natslog-Batches", "whole");
       headers.put("Natslog-Columns", "whole");
       if (body != null) {
-        headers.put("Content-Type", "application/json");
+        headers.put("Content-Type", body.type);
         headers.put("Natslog-Request-Id", requestId);
       }
       if (isRedirected) {
@@ -345,7 +352,7 @@ final class Broker {
       }
       Http.Response response;
       try {
-        response = client().send(method, target, headers, body, timeoutS);
+        response = client().send(method, target, headers, body == null ? null : body.bytes, timeoutS);
       } catch (NatslogException error) {
         throw error;
       } catch (IllegalArgumentException error) {

@@ -53,7 +53,7 @@ final class Http {
    * @param timeoutS for the head of the response, and then for each piece of its body
    * @throws IllegalArgumentException if this is not an http(s) URL of printable ASCII
    */
-  Response send(String method, String url, Map<String, String> headers, String body, double timeoutS)
+  Response send(String method, String url, Map<String, String> headers, byte[] body, double timeoutS)
       throws IOException {
     Matcher parts = URL.matcher(url);
     if (!parts.matches()) {
@@ -83,10 +83,10 @@ final class Http {
     return exchanged(connection, origin, request, untilNs, timeoutS, false);
   }
 
-  private static byte[] request(String line, String host, Map<String, String> headers, String body) {
+  private static byte[] request(String line, String host, Map<String, String> headers, byte[] body) {
     StringBuilder head = new StringBuilder(line).append(" HTTP/1.1\r\nHost: ").append(host).append("\r\n");
     headers.forEach((name, value) -> head.append(name).append(": ").append(value).append("\r\n"));
-    byte[] content = body == null ? new byte[0] : body.getBytes(StandardCharsets.UTF_8);
+    byte[] content = body == null ? new byte[0] : body;
     if (body != null) {
       head.append("Content-Length: ").append(content.length).append("\r\n");
     }

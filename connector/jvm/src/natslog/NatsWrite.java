@@ -49,11 +49,14 @@ record NatsWrite(SinkSettings settings, SinkColumns columns, boolean replacesRow
 
   @Override
   public String description() {
-    return "natslog " + (settings.subject == null ? "by column subject" : "subject " + settings.subject);
+    return "natslog " + (settings.stream != null ? "stream " + settings.stream : settings.subject == null ? "by column subject" : "subject " + settings.subject);
   }
 
   @Override
   public BatchWrite toBatch() {
+    if (settings.stream != null) {
+      throw NatslogException.config("option exactlyOnce is for streaming queries in real time: remove it");
+    }
     if (replacesRows) {
       throw NatslogException.config(
           "the sink can only append, mode(\"append\"): published messages cannot be replaced");
@@ -130,12 +133,17 @@ record NatsWrite(SinkSettings settings, SinkColumns columns, boolean replacesRow
 
     @Override
     public DataWriter<InternalRow> createWriter(int partitionId, long taskId, long epochId) {
-      return new NatsWriter(settings, columns, contextOf(partitionId, epochId));
+      return writerOf(settings, columns, partitionId, epochId);
     }
   }
 
+  static DataWriter<InternalRow> writerOf(SinkSettings settings, SinkColumns columns, long partition, long epoch) {
+    return settings.stream != null ? new RangeWriter(settings, columns)
+        : new NatsWriter(settings, columns, contextOf(partition, epoch));
+  }
+
   /** What the rows of a task of a streaming query are numbered in. */
-  static String contextOf(long partitionId, long epochId) {
+  private static String contextOf(long partitionId, long epochId) {
     return TaskContext.get().getLocalProperty("sql.streaming.queryId") + ":" + epochId + ":" + partitionId + ":";
   }
 }

@@ -69,7 +69,7 @@ final class NatslogTable implements SupportsRead, SupportsWrite {
     if (pythons != null) {
       return ((SupportsWrite) python(pythons)).newWriteBuilder(info);
     }
-    return new NatsWrite.Builder(new SinkSettings(given), info.schema());
+    return new NatsWrite.Builder(SinkSettings.of(given), info.schema());
   }
 
   @Override

@@ -156,7 +156,7 @@ final class ReadPlans {
     JsonNode[] body = new JsonNode[1];
     String text = Json.text(asked.body(taskLimits()));
     try {
-      broker.ask("POST", "/v1/plans", Map.of(), text, List.of(), asked.waitMs / 1000.0, answer -> {
+      broker.ask("POST", "/v1/plans", Map.of(), Broker.Content.json(text), List.of(), asked.waitMs / 1000.0, answer -> {
         NatslogException outdated = StreamState.unlessCurrent(answer);
         body[0] = Json.parse(answer.text());
         problem[0] = problemIn(body[0]);

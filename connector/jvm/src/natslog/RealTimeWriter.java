@@ -1,10 +1,13 @@
 package natslog;
 
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.Map;
 import org.apache.spark.sql.ForeachWriter;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.CatalystTypeConverters;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.write.DataWriter;
 import org.apache.spark.sql.types.StructType;
 
 /**
@@ -15,7 +18,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
   private final SinkSettings settings;
   private final SinkColumns columns;
   private final StructType schema;
-  private transient NatsWriter writer;
+  private transient DataWriter<InternalRow> writer;
   private transient scala.Function1<Object, Object> converted;
 
   /** @param options of the sink, of `path=nats` */
@@ -25,7 +28,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
       throw NatslogException.config(pythons + ": the sink in the JVM does not have it, and no other one runs in "
           + "real-time mode: remove it");
     }
-    settings = new SinkSettings(options);
+    settings = SinkSettings.of(options);
     if (settings.transaction != null) {
       throw NatsWrite.transactionOfQuery();
     }
@@ -36,13 +39,17 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
   @Override
   public boolean open(long partitionId, long epochId) {
     converted = CatalystTypeConverters.createToCatalystConverter(schema);
-    writer = new NatsWriter(settings, columns, NatsWrite.contextOf(partitionId, epochId));
+    writer = NatsWrite.writerOf(settings, columns, partitionId, epochId);
     return true;
   }
 
   @Override
   public void process(Row row) {
-    writer.write((InternalRow) converted.apply(row));
+    try {
+      writer.write((InternalRow) converted.apply(row));
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 
   /** At the end of the task, which succeeds only if this returns: all rows are acked then. */
@@ -51,10 +58,12 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     if (writer == null) {
       return; // it was not opened
     }
-    try (NatsWriter closed = writer) {
+    try (DataWriter<InternalRow> closed = writer) {
       if (error == null) {
         closed.commit();
       }
+    } catch (IOException failure) {
+      throw new UncheckedIOException(failure);
     }
   }
 }

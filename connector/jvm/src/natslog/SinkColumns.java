@@ -26,6 +26,8 @@ final class SinkColumns implements Serializable {
   private final int key;
   private final int headers;
   private final int id;
+  private final int source; // the columns of the source that name a row, with `exactlyOnce`
+  private final int sourceOffset;
   private final boolean areMaps; // headers
   private final boolean[] areBytes; // by column
 
@@ -55,6 +57,15 @@ final class SinkColumns implements Serializable {
                 + Given.didYouMean(settings.idColumn, names));
       }
     }
+    if (settings.stream != null) {
+      allowed.put("stream", List.of("string"));
+      allowed.put("offset", List.of("bigint"));
+      if (!names.containsAll(List.of("stream", "offset"))) {
+        throw NatslogException.config(
+            "exactlyOnce requires the columns stream and offset, by which rows of the source are told apart: keep them "
+                + "in the query (they are not written)");
+      }
+    }
     allowed.forEach((name, kinds) -> {
       if (names.contains(name) && !kinds.contains(typeOf(name))) {
         throw NatslogException.config(
@@ -66,13 +77,15 @@ final class SinkColumns implements Serializable {
     subject = settings.subject == null ? names.indexOf("subject") : -1;
     key = names.indexOf("key");
     headers = names.indexOf("headers");
+    source = names.indexOf("stream");
+    sourceOffset = names.indexOf("offset");
     id = settings.idColumn == null ? -1 : names.indexOf(settings.idColumn);
     areMaps = headers >= 0 && typeOf("headers").equals(MAP);
     areBytes = new boolean[names.size()];
     for (int at = 0; at < areBytes.length; at++) {
       areBytes[at] = schema.fields()[at].dataType().simpleString().equals("binary");
     }
-    if (settings.subject == null && subject < 0) {
+    if (settings.subject == null && subject < 0 && settings.stream == null) {
       throw NatslogException.config(
           "the sink requires a subject: set .option(\"subject\", \"alerts.quakes\"), or add a column subject");
     }
@@ -103,6 +116,21 @@ final class SinkColumns implements Serializable {
     if (settings.hasTombstones) {
       row.asTombstone();
     }
+  }
+
+  /** Whether each row states its subject. */
+  boolean haveSubjects() {
+    return subject >= 0;
+  }
+
+  /** With `exactlyOnce`: the stream of the row of the source; null where the query has removed it. */
+  String source(InternalRow from) {
+    return from.isNullAt(source) ? null : from.getUTF8String(source).toString();
+  }
+
+  /** The offset of that row. */
+  long sourceOffset(InternalRow from) {
+    return from.isNullAt(sourceOffset) ? -1 : from.getLong(sourceOffset);
   }
 
   /** Of the option `msgIdColumn`; null where there is none. */

@@ -24,13 +24,19 @@ final class SinkSettings implements Serializable {
   private static final List<String> KNOWN =
       Stream.of(
               List.of(
-                  "path", "subject", "tombstones", "txnAppId", "txnVersion", "natsServers", "ack", "ackStreams",
+                  "path", "exactlyOnce", "subject", "tombstones", "txnAppId", "txnVersion", "natsServers", "ack", "ackStreams",
                   "msgIdColumn", "maxInFlight", "ackTimeout", "onError", "deadLetterSubject", "envelope"),
               NatsLogin.OPTIONS, OF_BROKERS)
+          .flatMap(List::stream).toList();
+  private static final List<String> EXACTLY_ONCE =
+      Stream.of(List.of("path", "exactlyOnce", "stream", "subject", "tombstones"), OF_BROKERS)
           .flatMap(List::stream).toList();
   private static final long MAX_IN_FLIGHT = 20_000;
   private static final int MOST_ACK_STREAMS = 63;
   private static final String ONE_OFF_PRODUCERS = "write-";
+
+  /** The stream that rows are appended to, each once, in real time; null: they are published over NATS. */
+  final String stream;
 
   final String natsUrl;
   final NatsLogin login;
@@ -54,6 +60,9 @@ final class SinkSettings implements Serializable {
   static String pythons(Map<String, String> options) {
     Map<String, String> given = new HashMap<>();
     options.forEach((name, value) -> given.put(name.toLowerCase(Locale.ROOT), value.strip()));
+    if (given.getOrDefault("exactlyonce", "false").equalsIgnoreCase("true")) {
+      return null;
+    }
     if (!given.getOrDefault("path", "nats").equalsIgnoreCase("nats")) {
       return "option path=" + given.get("path");
     }
@@ -67,7 +76,37 @@ final class SinkSettings implements Serializable {
     return isLong ? "option ackStreams with more than " + MOST_ACK_STREAMS + " streams" : null;
   }
 
-  SinkSettings(Map<String, String> options) {
+  static SinkSettings of(Map<String, String> options) {
+    boolean isExact = options.entrySet().stream().anyMatch(
+        one -> one.getKey().equalsIgnoreCase("exactlyOnce") && one.getValue().strip().equalsIgnoreCase("true"));
+    return isExact ? new SinkSettings(new Given(options, EXACTLY_ONCE), options) : new SinkSettings(options);
+  }
+
+  /** With `exactlyOnce`. */
+  private SinkSettings(Given given, Map<String, String> options) {
+    given.oneOf("path", "http", "http");
+    stream = given.text("stream");
+    if (stream == null) {
+      throw NatslogException.config(
+          "option stream is missing: exactlyOnce requires the stream to append to, .option(\"stream\", \"orders\")");
+    }
+    Settings.checkName("stream", "stream name", stream);
+    subject = subject(given, "subject");
+    hasTombstones = given.flag("tombstones", false);
+    brokers = brokers(options);
+    natsUrl = null;
+    login = null;
+    ack = null;
+    ackStreams = List.of();
+    idColumn = null;
+    maxInFlight = 0;
+    ackTimeoutS = 0;
+    deadLetterSubject = null;
+    transaction = null;
+  }
+
+  private SinkSettings(Map<String, String> options) {
+    stream = null;
     for (String name : HTTP_ONLY) {
       if (options.keySet().stream().anyMatch(name::equalsIgnoreCase)) {
         throw NatslogException.config(

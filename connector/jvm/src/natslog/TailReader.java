@@ -6,6 +6,9 @@ import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
@@ -57,6 +60,8 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
   private final Task task;
   private final Broker broker;
   private final TaskMemory memory = TaskMemory.ofThisTask();
+  private SourceProgress progress;
+  private String passed; // rows that are not sent again: requests have it
   private Broker.Answer answer;
   private Message message;
   private ColumnarBatch batch;
@@ -103,14 +108,26 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
   }
 
   private RecordStatus nextUntil(long untilNs) {
+    if (progress == null) {
+      begin();
+    }
+    boolean isAtEnd = batch == null || row == batch.numRows();
+    progress.passed(isAtEnd ? behind : at);
     while (batch == null || row == batch.numRows()) {
       at = behind;
       if (!hasRead(untilNs)) {
         return RecordStatus.newStatusWithoutArrivalTime(false);
       }
     }
+    progress.read(offsets.getLong(row));
     at = offsets.getLong(row) + 1;
     return RecordStatus.newStatusWithArrivalTimeMs(times.getLong(row++) / US_PER_MS);
+  }
+
+  private void begin() {
+    progress = SourceProgress.ofThisTask();
+    String stored = progress.begin(task, settings.realTimeReadersBy);
+    passed = Stream.of(task.from().passedBeyond(at), stored).filter(Objects::nonNull).collect(Collectors.joining(";"));
   }
 
   @Override
@@ -166,7 +183,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
     query.put("start", at);
     query.put("columns", String.join(",", asked));
     query.put("subject", settings.subjectFilter);
-    query.put("passed", task.from().passedBeyond(at));
+    query.put("passed", passed.isEmpty() ? null : passed);
     if (task.shares() > 1) {
       query.put("share", settings.realTimeReadersBy + ":" + task.share() + "/" + task.shares());
     }

@@ -1,0 +1,83 @@
+package natslog;
+
+import org.apache.spark.TaskContext;
+
+/**
+ * How far the reader of a task in real time has come, for a sink in the same task that stores each row once.
+ *
+ * <p>Theory of operation. Spark runs reader and sink of a task in one thread, and asks for the next row when the sink has
+ * everything that follows from the one before, as long as the plan between them has only maps and filters. So when the
+ * reader is asked, all rows before its position have passed. A plan in which rows are exchanged, sorted or buffered is
+ * recognised by rows that do not belong to the row that was read last.
+ */
+final class SourceProgress {
+  /** A sink that stores rows by the offsets of the source rows which they come from. */
+  interface Sink {
+    /**
+     * Called before the first row is read.
+     *
+     * @return what the target has, so that these rows need not be read again, as requests have it; null: nothing
+     */
+    String begin(TailReader.Task task, String by);
+
+    /** The sink has everything that follows from the rows of the stream before this offset. */
+    void passed(long offset);
+  }
+
+  private static final ThreadLocal<SourceProgress> OF_THREAD = new ThreadLocal<>();
+
+  private final long taskAttempt;
+  private Sink sink;
+  private TailReader.Task task;
+  private long offset = -1; // of the row that was read last
+
+  private SourceProgress(long taskAttempt) {
+    this.taskAttempt = taskAttempt;
+  }
+
+  static SourceProgress ofThisTask() {
+    TaskContext context = TaskContext.get();
+    long attempt = context == null ? -1 : context.taskAttemptId();
+    SourceProgress found = OF_THREAD.get();
+    if (found == null || found.taskAttempt != attempt) {
+      found = new SourceProgress(attempt);
+      OF_THREAD.set(found);
+    }
+    return found;
+  }
+
+  void write(Sink to) {
+    sink = to;
+  }
+
+  // ---- the reader ----
+
+  /** As `Sink.begin`. */
+  String begin(TailReader.Task read, String by) {
+    if (task != null) {
+      throw NatslogException.config(
+          "a task in real time reads stream '" + read.stream() + "' after stream '" + task.stream() + "': read each "
+              + "stream in a task of its own (do not use coalesce)");
+    }
+    task = read;
+    return sink == null ? null : sink.begin(read, by);
+  }
+
+  void passed(long before) {
+    offset = -1;
+    if (sink != null) {
+      sink.passed(before);
+    }
+  }
+
+  void read(long at) {
+    offset = at;
+  }
+
+  // ---- the sink ----
+
+  /** Whether a row of the sink follows from the row that was read last. */
+  boolean isOf(String stream, long at) {
+    return task != null && at == offset && task.stream().equals(stream);
+  }
+}

@@ -1,0 +1,198 @@
+"""Rows that are appended exactly once in real time, by the offsets of the source rows which they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
+
+from natslog.client import NatslogClient
+from pyspark_natslog.real_time import real_time_writer
+from tests.columnar.test_real_time_sink import Writing, by_format, numbers
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked
+
+pytestmark = pytest.mark.timeout(180)
+
+Plan = Callable[[DataFrame], DataFrame]
+Starting = Callable[..., Any]
+
+
+@pytest.fixture
+def out(client: NatslogClient, name: str) -> str:
+    client.create_stream(name, f"{name}.>")
+    client.create_stream(f"{name}-out", f"out.{name}")
+    return f"{name}-out"
+
+
+@pytest.fixture(autouse=True)
+def short_batches(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set("spark.sql.streaming.realTimeMode.minBatchDuration", "500ms")
+    spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", "false")
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.fixture
+def started(spark: SparkSession, broker: BrokerProcess, name: str, out: str, folder: Path) -> Starting:
+    """Starts a query from the stream to the other one, on the same checkpoint each time."""
+
+    def start(
+        duration: str, plan: Plan = lambda rows: rows, *, writing: Writing = by_format, readers: int = 1, **trigger: Any
+    ) -> Any:
+        read = spark.readStream.format("natslog").options(servers=broker.url, stream=name, realTimeReaders=readers)
+        writer = writing(plan(read.load()), servers=broker.url, stream=out, exactlyOnce="true", subject=f"out.{name}")
+        writer = writer.outputMode("update").option("checkpointLocation", str(folder / "checkpoint"))
+        return writer.trigger(**(trigger or {"realTime": duration})).start()
+
+    return start
+
+
+def stored(client: NatslogClient, out: str, query: Any, count: int) -> list[bytes]:
+    """The values in the target once there are so many."""
+    eventually(lambda: len(all_values(client, out)) >= count or not query.isActive, 60, f"{count} rows in {out}")
+    assert query.exception() is None, query.exception()
+    return all_values(client, out)
+
+
+@pytest.mark.parametrize("writing", [by_format, real_time_writer])
+def test_rows_of_a_batch_that_did_not_end_are_stored_once(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str, writing: Writing
+) -> None:
+    """Also where the message ids of the target would be forgotten."""
+    client.edit_stream(out, dedupe_window="1ms")
+    for round_ in range(3):
+        publish_acked(nats_url, f"{name}.a", numbers(10 * round_, 10))
+        query = started("1 hour", writing=writing)
+        assert stored(client, out, query, 10 * round_ + 10) == numbers(0, 10 * round_ + 10)
+        query.stop()
+        assert query.lastProgress is None, "no batch has ended"
+    query = started("1 seconds", writing=writing)
+    eventually(lambda: query.lastProgress is not None or not query.isActive, 60)
+    publish_acked(nats_url, f"{name}.a", numbers(30, 5))
+    assert stored(client, out, query, 35) == numbers(0, 35)
+
+
+def test_rows_are_stored_with_key_headers_and_tombstones(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str
+) -> None:
+    def plan(rows: DataFrame) -> DataFrame:
+        headers = F.when(F.col("offset") != 1, F.create_map(F.lit("Offset"), F.col("offset").cast("string")))
+        value = F.when(F.col("offset") != 3, F.col("value"))
+        key = F.when(F.col("offset") != 2, F.concat(F.lit("k"), F.col("offset")))
+        return rows.select("stream", "offset", value.alias("value"), key.alias("key"), headers.alias("headers"))
+
+    def with_tombstones(rows: DataFrame, **options: str) -> Any:
+        return by_format(rows, **options, tombstones="true")
+
+    publish_acked(nats_url, f"{name}.a", numbers(0, 4))
+    query = started("1 hour", plan, writing=with_tombstones)
+    stored(client, out, query, 4)
+    found = [(row["key"], row["value"], row["headers"]) for row in (row for batch in client.read(out) for row in batch.to_pylist())]
+    marked = [{"key": "Offset", "value": "3"}, {"key": "Natslog-Tombstone", "value": "true"}]
+    assert found == [
+        (b"k0", b"0", [{"key": "Offset", "value": "0"}]),
+        (b"k1", b"1", None),
+        (None, b"2", [{"key": "Offset", "value": "2"}]),
+        (b"k3", b"", marked),
+    ]
+
+
+def test_filters_and_rows_that_become_several_are_stored_once(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str
+) -> None:
+    """A query that is changed computes only what was not stored yet."""
+
+    def thrice(rows: DataFrame) -> DataFrame:
+        kept = rows.where("cast(cast(value as string) as int) % 2 = 0")
+        return kept.select("stream", "offset", F.explode(F.array(*[F.col("value")] * 3)).alias("value"))
+
+    publish_acked(nats_url, f"{name}.a", numbers(0, 10))
+    query = started("1 hour", thrice)
+    expected = [number for number in numbers(0, 10) if int(number) % 2 == 0 for _ in range(3)]
+    assert stored(client, out, query, 15) == expected
+    query.stop()
+    publish_acked(nats_url, f"{name}.a", numbers(10, 2))
+    query = started("1 hour")
+    eventually(lambda: b"11" in all_values(client, out) or not query.isActive, 60)
+    found = [value for value in all_values(client, out) if value != b"9"]  # which may have been filtered before
+    assert found == [*expected, b"10", b"11"]
+
+
+def test_number_of_readers_changes_in_the_middle_of_a_batch(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str
+) -> None:
+    count = 0
+    for readers in (1, 2, 1):
+        for number in range(30):
+            publish_acked(nats_url, f"{name}.{number % 7}", numbers(count + number, 1))
+        count += 30
+        query = started("1 hour", readers=readers)
+        found = stored(client, out, query, count)
+        assert sorted(map(int, found)) == list(range(count))
+        for subject in range(7):
+            mine = [int(value) for value in found if int(value) % 30 % 7 == subject]
+            assert mine == sorted(mine), "the order of a subject"
+        query.stop()
+
+
+def _in_python(rows: DataFrame) -> DataFrame:
+    same = F.udf(lambda value: value, StringType())
+    return rows.select("stream", "offset", same(F.col("value").cast("string")).alias("value"))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(lambda rows: rows.repartition(1), id="exchange"),
+        pytest.param(_in_python, id="python"),
+        pytest.param(lambda rows: rows.withColumn("offset", F.col("offset") + 1), id="changed"),
+        pytest.param(lambda rows: rows.withColumn("stream", F.lit("other")), id="other stream"),
+    ],
+)
+def test_plans_that_do_not_pass_rows_one_by_one_are_refused(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str, plan: Plan
+) -> None:
+    publish_acked(nats_url, f"{name}.a", numbers(0, 10))
+    query = started("1 seconds", plan)
+    eventually(lambda: not query.isActive, 60, "the query ends")
+    assert "exactlyOnce=true is for queries in real time" in str(query.exception())
+    assert all_values(client, out) == [], "nothing was stored, and so nothing is lost"
+
+
+def test_micro_batches_are_refused(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str
+) -> None:
+    publish_acked(nats_url, f"{name}.a", numbers(0, 10))
+    query = started("", availableNow=True)
+    eventually(lambda: not query.isActive, 60, "the query ends")
+    assert "exactlyOnce=true is for queries in real time" in str(query.exception())
+    assert all_values(client, out) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "option stream is missing: exactlyOnce requires the stream to append to"),
+        ({"stream": "a b"}, "stream name"),
+        ({"stream": "out", "ack": "flush"}, "ack"),
+        ({"stream": "out", "path": "nats"}, "path"),
+    ],
+)
+def test_wrong_options_are_named(spark: SparkSession, options: dict[str, str], words: str, folder: Path) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("'s' as stream", "value as offset", "'v' as value")
+    writer = by_format(rows, exactlyOnce="true", **options).option("checkpointLocation", str(folder / "checkpoint"))
+    with pytest.raises(Exception, match=words):
+        writer.outputMode("update").start().awaitTermination(60)
+
+
+def test_columns_of_the_source_are_required(spark: SparkSession, folder: Path) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("'v' as value")
+    writer = by_format(rows, exactlyOnce="true", stream="out").option("checkpointLocation", str(folder / "checkpoint"))
+    with pytest.raises(Exception, match="exactlyOnce requires the columns stream and offset"):
+        writer.outputMode("update").start().awaitTermination(60)
