@@ -6,6 +6,8 @@
     python program.py live URL STREAM                      reads in real time until there are 1,000 rows, and prints
                                                            rows and sum of offsets
     python program.py follow URL STREAM FOLDER READERS     appends offsets to a file in real time, for ever
+    python program.py copy URL STREAM FOLDER READERS NATS  copies to the stream `STREAM-out` in real time, for ever:
+                                                           exactly once, or with NATS over it
     python program.py write URL STREAM NATS                writes three rows through the sink
     python program.py publish URL STREAM NATS FOLDER       publishes to `out.STREAM`, slowly, until the end is reached
     python program.py typed URL STREAM                     reads JSON
@@ -69,6 +71,8 @@ def run(how: str, spark: SparkSession, options: dict[str, str], rest: list[str],
             live(spark, options)
         case "follow":
             follow(spark, options, *rest)
+        case "copy":
+            copy(spark, options, *rest)
         case "write":
             rows = spark.range(3).selectExpr("cast(id as string) value", "map('a', 'b') headers", "'k' key")
             sink = {"servers": options["servers"], "natsServers": rest[-1], "subject": options["stream"]}
@@ -130,6 +134,16 @@ def follow(spark: SparkSession, options: dict[str, str], folder: str, readers: s
 
     writer = read.writeStream.foreach(append).outputMode("update").option("checkpointLocation", f"{folder}/checkpoint")
     writer.trigger(realTime="1 seconds").start().awaitTermination()
+
+
+def copy(spark: SparkSession, options: dict[str, str], folder: str, readers: str, nats: str = "") -> None:
+    allow_short_batches(spark)
+    read = spark.readStream.format("natslog").options(**options, realTimeReaders=readers).load()
+    target = {"stream": f"{options['stream']}-out", "exactlyOnce": "true"}
+    writer = read.select("stream", "offset", "value", "key").writeStream.format("natslog").outputMode("update")
+    writer = writer.options(servers=options["servers"], subject="out", **({"natsServers": nats} if nats else target))
+    writer = writer.option("asyncProgressTrackingEnabled", "false").option("checkpointLocation", f"{folder}/checkpoint")
+    writer.trigger(realTime="2 seconds").start().awaitTermination()
 
 
 def live(spark: SparkSession, options: dict[str, str]) -> None:

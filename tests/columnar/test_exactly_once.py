@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from nats.errors import NoRespondersError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from natslog.client import NatslogClient
+from pyspark_natslog.jar import jar_path
 from pyspark_natslog.real_time import real_time_writer
 from tests.columnar.test_real_time_sink import Writing, by_format, numbers
-from tests.harness import BrokerProcess, all_values, eventually, publish_acked
+from tests.columnar.test_switching import PROGRAM
+from tests.harness import BrokerProcess, all_values, eventually, publish_acked, running, with_nats
 
 pytestmark = pytest.mark.timeout(180)
 
+KILLS = int(os.environ.get("KILLS", "4"))
 Plan = Callable[[DataFrame], DataFrame]
 Starting = Callable[..., Any]
 
@@ -93,7 +107,10 @@ def test_rows_are_stored_with_key_headers_and_tombstones(
     publish_acked(nats_url, f"{name}.a", numbers(0, 4))
     query = started("1 hour", plan, writing=with_tombstones)
     stored(client, out, query, 4)
-    found = [(row["key"], row["value"], row["headers"]) for row in (row for batch in client.read(out) for row in batch.to_pylist())]
+    found = [
+        (row["key"], row["value"], row["headers"])
+        for row in (row for batch in client.read(out) for row in batch.to_pylist())
+    ]
     marked = [{"key": "Offset", "value": "3"}, {"key": "Natslog-Tombstone", "value": "true"}]
     assert found == [
         (b"k0", b"0", [{"key": "Offset", "value": "0"}]),
@@ -163,6 +180,68 @@ def test_plans_that_do_not_pass_rows_one_by_one_are_refused(
     eventually(lambda: not query.isActive, 60, "the query ends")
     assert "exactlyOnce=true is for queries in real time" in str(query.exception())
     assert all_values(client, out) == [], "nothing was stored, and so nothing is lost"
+
+
+@contextmanager
+def driver(broker: BrokerProcess, folder: Path, *arguments: str) -> Iterator[None]:
+    """A query in a process of its own, which is killed."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAR": str(jar_path()), "MASTER": "local[2]"}
+    command = [sys.executable, str(PROGRAM), "copy", broker.url, "s", str(folder), *arguments]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120 + 60 * KILLS)
+@pytest.mark.parametrize("is_exact", [True, False], ids=["exactly once", "over NATS"])
+def test_drivers_and_brokers_that_are_killed_lose_and_double_no_row(tmp_path: Path, is_exact: bool) -> None:
+    """At any moment. Over NATS this holds within the deduplication window, with one reader."""
+    random = Random(1)
+    with running(tmp_path / "own") as (nats, broker):
+        broker.client().create_stream("s", "s.>")
+        broker.client().create_stream("s-out", "out", dedupe_window="1ms" if is_exact else "1h")
+        stopping, sent = threading.Event(), []
+
+        async def publish(connection: Any) -> None:
+            while not stopping.is_set():
+                number = len(sent)
+                headers = {"Natslog-Key": str(number % 7), "Nats-Msg-Id": str(number)}
+                with suppress(TimeoutError, NoRespondersError):
+                    await connection.request(f"s.{number % 7}", b"%d" % number, timeout=2, headers=headers)
+                    sent.append(number)
+                await asyncio.sleep(0.005)
+
+        publisher = threading.Thread(target=with_nats, args=(nats.url, publish))
+        publisher.start()
+        try:
+            for turn in range(KILLS):
+                before = broker.client().stream("s-out")["high_watermark"]
+                arguments = [str(turn % 2 + 1)] if is_exact else ["1", nats.url]
+                with driver(broker, tmp_path, *arguments):
+                    moved = partial(lambda start: broker.client().stream("s-out")["high_watermark"] > start, before)
+                    eventually(moved, 60, f"turn {turn}: rows come", every_s=0.1)
+                    time.sleep(random.uniform(0, 4))
+                    if turn % 3 == 1:
+                        broker.kill()
+                        broker.start()
+                        time.sleep(random.uniform(0, 3))
+            stopping.set()
+            publisher.join(30)
+            with driver(broker, tmp_path, *(["1"] if is_exact else ["1", nats.url])):
+                whole = lambda: len(all_values(broker.client(), "s-out")) >= len(sent)  # noqa: E731
+                eventually(whole, 60, "all rows")
+                time.sleep(2)
+        finally:
+            stopping.set()
+        found = [int(value) for value in all_values(broker.client(), "s-out")]
+        assert sorted(found) == list(range(len(sent))), "each once"
+        for key in range(7):
+            mine = [number for number in found if number % 7 == key]
+            assert mine == sorted(mine), "the order of a subject"
 
 
 def test_micro_batches_are_refused(
