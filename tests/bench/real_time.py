@@ -21,7 +21,12 @@ from tests.bench.pairs import Comparison, console
 from tests.bench.real_time_clients import READY
 from tests.bench.sides import ROOT, scratch
 
-OURS, KAFKA, KAFKA_SYNCED = "natslog", "Kafka, without fsync", "Kafka, fsync for each append"
+OURS, EXACT, KAFKA, KAFKA_SYNCED = (
+    "natslog",
+    "natslog, exactly once",
+    "Kafka, without fsync",
+    "Kafka, fsync for each append",
+)
 _WARM_S, _MEASURED_S = 8.0, 20.0
 _ENDS_WITHIN_S = 120.0
 
@@ -74,11 +79,11 @@ def _measured(side: str, rate: int, trigger: str | None) -> Times:
     """Without a trigger: the echo."""
     with scratch() as folder, ExitStack() as held:
         synced = {"flush_messages": "1"} if side == KAFKA_SYNCED else {}
-        system = _ours() if side == OURS else _kafka(folder / "kafka", **synced)
+        system = _ours() if side in (OURS, EXACT) else _kafka(folder / "kafka", **synced)
         kind, servers, http_url = held.enter_context(system)
         if trigger is None:
             return _times(kind, servers, "in", rate)
-        name = "natslog" if side == OURS else "kafka"
+        name = {OURS: "natslog", EXACT: "exact"}.get(side, "kafka")
         with _process("real_time_query", name, http_url, servers, trigger, folder / "checkpoint"):
             return _times(kind, servers, "out", rate)
 
@@ -123,7 +128,7 @@ def _shown(times: Times) -> str:
 def main() -> None:
     """One side, by hand: `python -m tests.bench.real_time natslog 1000 "5 minutes"`."""
     side, rate, *trigger = sys.argv[1:]
-    sides: dict[str, Any] = {"natslog": OURS, "kafka": KAFKA, "kafka-fsync": KAFKA_SYNCED}
+    sides: dict[str, Any] = {"natslog": OURS, "exact": EXACT, "kafka": KAFKA, "kafka-fsync": KAFKA_SYNCED}
     print(_measured(sides[side], int(rate), trigger[0] if trigger else None))
 
 

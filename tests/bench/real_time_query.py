@@ -38,8 +38,9 @@ def main() -> None:
         writer = writer.options(**options, topic="out", **{"kafka.linger.ms": "0"})
     else:
         read = spark.readStream.format("natslog").options(servers=servers, stream="in")
-        writer = read.load().selectExpr("key", "value").writeStream.format("natslog")
-        writer = writer.options(servers=servers, natsServers=nats_url, subject="out")
+        writer = read.load().selectExpr("stream", "offset", "key", "value").writeStream.format("natslog")
+        sink = {"exactlyOnce": "true", "stream": "out"} if side == "exact" else {"natsServers": nats_url}
+        writer = writer.options(servers=servers, subject="out", **sink)
         writer = writer.option("asyncProgressTrackingEnabled", "false")
     writer = writer.outputMode("update").option("checkpointLocation", folder)
     query = writer.trigger(realTime=trigger).start()

@@ -81,6 +81,11 @@ class Question:
     share: Share | None = None
     passed: tuple[Passed, ...] = ()
 
+    def beyond(self, start: int) -> Question:
+        """The same of messages from there on, without what has been passed before."""
+        passed = tuple(one for one in self.passed if max(one.ends) > start)
+        return self if len(passed) == len(self.passed) else replace(self, passed=passed)
+
     @property
     def changes_rows(self) -> bool:
         return self.ndjson or self.filters or self.columns is not None

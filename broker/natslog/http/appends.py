@@ -6,7 +6,6 @@ All are for the stream's leader; others answer with 307. A producer counts its b
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 
 import msgspec
@@ -15,20 +14,23 @@ from aiohttp import web
 from natslog import tracing
 from natslog.errors import InvalidRequest
 from natslog.http.access import LIMITS, PAID_BYTES, limits_of, rights_of
-from natslog.http.bodies import chunks_of
+from natslog.http.bodies import chunks_of, read_body
 from natslog.http.context import broker_of, leading
 from natslog.http.endpoint import Call
+from natslog.http.part import QUICK_BYTES
 from natslog.http.shapes import writing as shapes
 from natslog.http.shapes.common import Answer, shape_response
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import Appended
-from natslog.node.replicas.direct_append import Commit, commit
+from natslog.node.replicas.direct_append import Commit, append_following, commit
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.stream_operations import require_not_internal
-from natslog.node.writes.staging import BatchKey, StagedPart
+from natslog.node.threads import in_thread
+from natslog.node.writes.staging import BatchKey, PartInMemory
 from natslog.subjects import cover, has_wildcard
 
-_ALL_ROWS = "rows"  # the part of a batch that is one request
+MOST_ROWS_BYTES = 16 * 1024 * 1024
+"""Of rows that are appended in one request; more rows are staged as parts."""
 
 
 def _key(of: shapes.BatchPath, stream: HostedStream) -> BatchKey:
@@ -52,25 +54,18 @@ def _rules(request: web.Request, stream: HostedStream, given: str | None) -> Row
     return rules
 
 
-async def _staged(
-    request: web.Request, stream: HostedStream, key: BatchKey, part: str, attempt: int, subject: str | None
-) -> StagedPart:
-    """The uploaded rows. Raises as `Staging.receive`."""
-    staging, rules = broker_of(request).staging, _rules(request, stream, subject)
-    if (request.content_length or 0) > staging.max_bytes:
-        raise staging.too_large(request.content_length or 0)
-    chunks = request.app[LIMITS].received(rights_of(request), chunks_of(request))
-    try:
-        return await staging.receive(key, part, attempt, rules, chunks)
-    finally:
-        request[PAID_BYTES] = request.content.total_bytes
-
-
 async def stage(call: Call[shapes.PartPath, None]) -> Answer[shapes.StagedPart]:
     """Stage rows: an Arrow IPC stream with value and, if wanted, subject, key, headers"""
-    of = call.parameters
-    stream = await leading(call.request)
-    staged = await _staged(call.request, stream, _key(of, stream), of.part, of.attempt, of.subject)
+    request, of = call.request, call.parameters
+    stream, broker = await leading(request), broker_of(request)
+    key, rules = _key(of, stream), _rules(request, stream, of.subject)
+    if (request.content_length or 0) > broker.staging.max_bytes:
+        raise broker.staging.too_large(request.content_length or 0)
+    chunks = request.app[LIMITS].received(rights_of(request), chunks_of(request))
+    try:
+        staged = await broker.staging.receive(key, of.part, of.attempt, rules, chunks)
+    finally:
+        request[PAID_BYTES] = request.content.total_bytes
     receipt = msgspec.structs.asdict(staged.receipt)
     return shape_response(shapes.StagedPart(**receipt, bytes=staged.size_bytes))
 
@@ -78,19 +73,17 @@ async def stage(call: Call[shapes.PartPath, None]) -> Answer[shapes.StagedPart]:
 async def append_rows(call: Call[shapes.RowsPath, None]) -> Answer[Appended]:
     """Append rows in one request, as the batch that follows another one, exactly once
 
-    The body is an Arrow IPC stream as that of a part. The batch is appended if `after` is the last batch of its
-    producer, or if the producer has none. A repetition is answered with what is stored; any other batch is a conflict.
+    The body is an uncompressed Arrow IPC stream with the columns of a part. The batch is appended if `after` is the
+    last batch of its producer, or if the producer has none. A repetition is answered with what is stored; any other
+    batch is a conflict.
     """
     request, of = call.request, call.parameters
-    stream, broker = await leading(request), broker_of(request)
-    key = _key(of, stream)
-    try:
-        # An attempt of its own: a repetition does not replace the rows of a request that is still under way.
-        staged = await _staged(request, stream, key, _ALL_ROWS, time.monotonic_ns(), of.subject)
-        requested = Commit(key, [staged.receipt], after=of.after, allowed=limits_of(request, "publish", stream.record))
-        return shape_response(await commit(stream, broker.staging, broker.staged_copies, requested))
-    finally:
-        await broker.staging.drop(key)
+    stream = await leading(request)
+    key, rules = _key(of, stream), _rules(request, stream, of.subject)
+    data = await read_body(request, MOST_ROWS_BYTES)
+    make = partial(PartInMemory.of, data, rules, f"batch {of.batch} of {of.producer}")
+    rows = make() if len(data) <= QUICK_BYTES else await in_thread(broker_of(request).readers, make)
+    return shape_response(await append_following(stream, key, of.after, rows))
 
 
 async def commit_batch(call: Call[shapes.BatchPath, shapes.Commit]) -> Answer[Appended]:

@@ -96,7 +96,8 @@ class _Tail:
         Raises:
             OffsetOutOfRange, CorruptLog, OSError: they cannot be read.
         """
-        stream, question, start = self._stream, self.question, self._at
+        stream, start = self._stream, self._at
+        question = self.question = self.question.beyond(start)
         end = stream.usable_log().high_watermark
         if start == end:
             return encode_rows(_NOTHING.select(question.columns), start, end)

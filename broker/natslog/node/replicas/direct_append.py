@@ -40,7 +40,7 @@ from natslog.log_events import event
 from natslog.model import Appended, OnConflict, PartReceipt
 from natslog.node.replicas.staged_copies import StagedCopies
 from natslog.node.replicas.stream import HostedStream
-from natslog.node.writes.staging import BatchKey, StagedPart, Staging, rows_of
+from natslog.node.writes.staging import BatchKey, Part, PartInMemory, StagedPart, Staging, rows_of
 from natslog.node.writes.stream_ingest import StreamIngest
 from natslog.wire.message_ids import Ids, ids_of_headers
 from natslog.wire.row_hashes import sum_digests
@@ -128,7 +128,14 @@ async def _commit(stream: HostedStream, staging: Staging, requested: Commit) -> 
     return appended
 
 
-async def _append_once(stream: HostedStream, requested: Commit, parts: list[StagedPart] | PartsMissing) -> Appended:
+async def append_following(stream: HostedStream, key: BatchKey, after: int, rows: PartInMemory) -> Appended:
+    """Appends rows as the batch that follows `after`, once. Raises as `_commit`; InvalidRequest: there are none."""
+    if not rows.receipt.rows:
+        raise InvalidRequest("there are no rows: a batch without rows is not stored")
+    return await _append_once(stream, Commit(key, [rows.receipt], after=after), [rows])
+
+
+async def _append_once(stream: HostedStream, requested: Commit, parts: Sequence[Part] | PartsMissing) -> Appended:
     leading, ingest = stream.leading, stream.ingest
     if leading is None or ingest is None or stream.is_transferring:
         raise not_leading(stream)
@@ -185,7 +192,7 @@ class _Work:
     stream: HostedStream
     ingest: StreamIngest
     requested: Commit
-    parts: list[StagedPart] | PartsMissing
+    parts: Sequence[Part] | PartsMissing
     done: asyncio.Future[_Outcome]
 
     def __call__(self) -> None:
@@ -287,7 +294,7 @@ class _Work:
             last_rows=stored,
         )
 
-    def _append(self, parts: list[StagedPart]) -> RunMark:
+    def _append(self, parts: Sequence[Part]) -> RunMark:
         self._check_writable()
         ingest, time_us = self.ingest, self.ingest.stream_time.now_us()
         ids: list[tuple[int, Ids]] = []
@@ -308,7 +315,7 @@ class _Work:
             ingest.dedupe.remember(found, np.arange(start, start + len(found), dtype=np.int64), time_us)
         return run
 
-    def _chunks(self, parts: list[StagedPart], ids: list[tuple[int, Ids]]) -> Iterator[RowBuffers]:
+    def _chunks(self, parts: Sequence[Part], ids: list[tuple[int, Ids]]) -> Iterator[RowBuffers]:
         """The rows to be appended. Their message ids are added to `ids`, behind the number of the first row."""
         row = 0
         for batch in rows_of(parts):

@@ -21,7 +21,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,14 @@ from natslog.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from natslog.ingest.staged_rows import BYTES_PER_ROW, RowRules, claimed_bytes, read_rows, regrouped
+from natslog.ingest.staged_rows import (
+    BYTES_PER_ROW,
+    RowRules,
+    claimed_bytes,
+    read_rows,
+    regrouped,
+    rows_of_bytes,
+)
 from natslog.log import free_bytes
 from natslog.log.checked_file import write_all
 from natslog.log_events import event
@@ -90,6 +97,39 @@ class StagedPart:
             raise PartsMissing(f"a staged part cannot be read ({error}): stage the batch again") from error
 
 
+@dataclass(frozen=True, slots=True)
+class PartInMemory:
+    """Rows that are committed by the request that brought them."""
+
+    receipt: PartReceipt
+    size_bytes: int
+    content: Sequence[pa.RecordBatch]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        yield from self.content
+
+    @classmethod
+    def of(cls, data: bytes, rules: RowRules, what: str) -> PartInMemory:
+        """Of an uncompressed Arrow IPC stream. Raises InvalidRequest, MessageTooLarge, Forbidden."""
+        batches = rows_of_bytes(data, rules, what)
+        rows, size_bytes, content = _sums_of(batches)
+        return cls(PartReceipt("rows", 0, rows, f"{crc32c(data):08x}", content), size_bytes, batches)
+
+
+Part: TypeAlias = StagedPart | PartInMemory
+
+
+def _sums_of(batches: Iterable[pa.RecordBatch]) -> tuple[int, int, str]:
+    """How many rows, their bytes as a log stores them, and the digest of their content."""
+    rows = size_bytes = 0
+    digests = []
+    for batch in batches:
+        rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + BYTES_PER_ROW * batch.num_rows
+        hashes = row_hashes(*(batch.column(name) for name in ("subject", "value", "key", "headers")))
+        digests.append(content_digest(hashes))
+    return rows, size_bytes, f"{sum_digests(digests):032x}"
+
+
 class _Description(msgspec.Struct, frozen=True):
     """The file beside a part. `covered_by`: a text where the stream has one subject."""
 
@@ -131,13 +171,8 @@ class _Upload:
         what = f"part {part} of batch {self.key[2]} of {self.key[1]}"
         if (claimed := claimed_bytes(self.path, what)) > max_bytes:
             raise too_large(claimed, max_bytes)
-        rows = size_bytes = 0
-        digests = []
-        for batch in read_rows(self.path, self.crc, rules, what):
-            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes + BYTES_PER_ROW * batch.num_rows
-            hashes = row_hashes(*(batch.column(name) for name in ("subject", "value", "key", "headers")))
-            digests.append(content_digest(hashes))
-        receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}", f"{sum_digests(digests):032x}", broker)
+        rows, size_bytes, content = _sums_of(read_rows(self.path, self.crc, rules, what))
+        receipt = PartReceipt(part, attempt, rows, f"{self.crc:08x}", content, broker)
         stream, producer, number = self.key
         sizes = size_bytes, self.size_bytes
         covered_by = rules.covered_by[0] if len(rules.covered_by) == 1 else rules.covered_by
@@ -418,11 +453,14 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
         raise InvalidRequest(f"no data was received for {_SILENT_S:.0f} s: upload the part again") from None
 
 
-def rows_of(parts: Iterable[StagedPart]) -> Iterator[pa.RecordBatch]:
+def rows_of(parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
     """All rows of the parts, one after another, in batches as a log stores them. While the disk syncs one of them,
-    another thread reads, proves and gathers the next one.
+    another thread reads, proves and gathers the next one, unless all are in memory.
     """
     batches = regrouped(batch for part in parts for batch in part.batches())
+    if all(isinstance(part, PartInMemory) for part in parts):
+        yield from batches
+        return
     with ThreadPoolExecutor(1, thread_name_prefix="append") as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:

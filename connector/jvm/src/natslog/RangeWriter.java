@@ -140,14 +140,12 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
     }
   }
 
-  /** When the task has read its last row. */
+  /** When the task has no more rows. */
   @Override
   public WriterCommitMessage commit() {
+    progress.end();
     lock.lock();
     try {
-      if (complete < rows.rows()) {
-        throw new IllegalStateException("rows were written after the reader had ended");
-      }
       leave();
       while (leaving != null && failure == null) {
         await();

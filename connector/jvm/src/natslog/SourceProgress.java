@@ -76,6 +76,13 @@ final class SourceProgress {
 
   // ---- the sink ----
 
+  /** The task has no more rows. Its reader was perhaps not asked again: the time of the batch is over. */
+  void end() {
+    if (offset >= 0) {
+      passed(offset + 1);
+    }
+  }
+
   /** Whether a row of the sink follows from the row that was read last. */
   boolean isOf(String stream, long at) {
     return task != null && at == offset && task.stream().equals(stream);
