@@ -41,6 +41,9 @@ Marks = Callable[[int, int], Iterator[RunMark]]
 class ProducerTable:
     """Thread-safe. Every call with the high watermark moves runs that it has passed to the table.
 
+    Attributes:
+        is_partial: the next call may read the headers of the whole log.
+
     Args:
         marks: reads them from the log. `most`: producers that are kept, and one-off ones in addition.
     """
@@ -51,7 +54,7 @@ class ProducerTable:
         self._lock = threading.Lock()
         self._committed = _Committed(most)
         self._uncommitted: deque[RunMark] = deque()
-        self._is_partial = False
+        self.is_partial = False
         self._stored_as_of = -1
 
     def open(self, log_start_offset: int, high_watermark: int, log_end_offset: int, *, is_short: bool) -> None:
@@ -70,7 +73,7 @@ class ProducerTable:
             for mark in (_mark_of(*entry) for entry in content["producers"]):
                 if mark.end <= read_from:
                     self._committed.put(mark)
-        self._is_partial = content is None and not is_short
+        self.is_partial = content is None and not is_short
         try:
             for mark in self._marks(max(read_from, log_start_offset), log_end_offset):
                 self.note(mark, high_watermark)
@@ -100,7 +103,7 @@ class ProducerTable:
                 for run in reversed(self._uncommitted):
                     if run.producer == producer:
                         return run
-            if self._is_partial and self._committed.find(producer) is None:
+            if self.is_partial and self._committed.find(producer) is None:
                 self._read_all(log_start_offset, high_watermark)
             return self._committed.find(producer)
 
@@ -108,7 +111,7 @@ class ProducerTable:
         """The last committed runs of the producers whose names begin so. Raises as `last_run`."""
         with self._lock:
             self._pass_high_watermark(high_watermark)
-            if self._is_partial:
+            if self.is_partial:
                 self._read_all(log_start_offset, high_watermark)
             return [run for run in self._committed.runs() if run.producer.startswith(prefix)]
 
@@ -125,7 +128,7 @@ class ProducerTable:
             self._pass_high_watermark(high_watermark)
             runs = self._committed.runs()
             is_needed = runs or self._stored_as_of >= 0 or not is_short
-            if self._is_partial or high_watermark == self._stored_as_of or not is_needed:
+            if self.is_partial or high_watermark == self._stored_as_of or not is_needed:
                 return
             entries = [_entry_of(run) for run in runs]
             write_checked(self._path, _FILE, 1, {"as_of": high_watermark, "producers": entries})
@@ -144,7 +147,7 @@ class ProducerTable:
         found = _Committed(self._committed.most)
         for run in self._marks(log_start_offset, high_watermark):
             found.put(run)
-        self._committed, self._is_partial = found, False
+        self._committed, self.is_partial = found, False
 
 
 class _Committed:

@@ -121,9 +121,11 @@ class RunLog(StreamLog):
         try:
             active = self.active_for_append(size_bytes, now_us)
             run = RunMark(producer, batch, active.end_offset, active.end_offset + rows, digest)
-            active.append_run(self._encoded(run, chunks, timestamp_us))
+            only_batch = active.append_run(self._encoded(run, chunks, timestamp_us))
         except OSError as error:
             raise self.failed(error) from error
+        if only_batch is not None:
+            self.recent.committed(only_batch)
         self._wrote(timestamp_us)
         self._note(run, run.end)
         return run

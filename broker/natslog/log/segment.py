@@ -168,8 +168,9 @@ class ActiveSegment:
             raise
         self._take_up([batch.header for batch in batches])
 
-    def append_run(self, batches: Iterable[EncodedBatch]) -> None:
+    def append_run(self, batches: Iterable[EncodedBatch]) -> EncodedBatch | None:
         """Writes them one after another and returns when all are on stable storage; until then none is in the index.
+        The result is the batch, if it is only one.
 
         Each is synced before the next is written: so at most the last one in the file is ever torn.
 
@@ -178,17 +179,18 @@ class ActiveSegment:
                 length and accepts no more writes.
         """
         assert not self.failed, "nothing is appended to a file after its first failure"
-        headers = []
+        headers, last = [], None
         try:
-            for batch in batches:
-                write_all(self._writable(), batch.pieces)
+            for last in batches:
+                write_all(self._writable(), last.pieces)
                 os.fdatasync(self._fd)
-                headers.append(batch.header)
+                headers.append(last.header)
         except BaseException:
             self.failed = True
             self._cut_back()
             raise
         self._take_up(headers)
+        return last if len(headers) == 1 else None
 
     def _take_up(self, headers: Iterable[ipc.BatchHeader]) -> None:
         """Batches on stable storage at the end of the file become visible."""

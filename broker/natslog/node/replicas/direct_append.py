@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -132,16 +133,20 @@ async def append_following(stream: HostedStream, key: BatchKey, after: int, rows
     """Appends rows as the batch that follows `after`, once. Raises as `_commit`; InvalidRequest: there are none."""
     if not rows.receipt.rows:
         raise InvalidRequest("there are no rows: a batch without rows is not stored")
-    return await _append_once(stream, Commit(key, [rows.receipt], after=after), [rows])
+    return await _append_once(stream, Commit(key, [rows.receipt], after=after), [rows], size_bytes=rows.size_bytes)
 
 
-async def _append_once(stream: HostedStream, requested: Commit, parts: Sequence[Part] | PartsMissing) -> Appended:
+async def _append_once(
+    stream: HostedStream, requested: Commit, parts: Sequence[Part] | PartsMissing, *, size_bytes: int | None = None
+) -> Appended:
+    """Args: size_bytes: of the rows, where all are in memory."""
     leading, ingest = stream.leading, stream.ingest
     if leading is None or ingest is None or stream.is_transferring:
         raise not_leading(stream)
     started = time.monotonic()
     work = _Work(stream, ingest, requested, parts, asyncio.get_running_loop().create_future())
-    ingest.hand_to_writer(work)
+    is_in_memory = size_bytes is not None and not ingest.log.producers.is_partial
+    ingest.hand_to_writer(work, rows=requested.rows if is_in_memory else 0, size_bytes=size_bytes or 0)
     outcome = await work.done
     if isinstance(outcome, NatslogError):
         raise stream.error_for_clients(outcome) if isinstance(outcome, StorageFailed | CorruptLog) else outcome
@@ -197,7 +202,18 @@ class _Work:
 
     def __call__(self) -> None:
         started, outcome = time.perf_counter(), self._outcome()
-        self.done.get_loop().call_soon_threadsafe(self._finish, outcome, time.perf_counter() - started)
+        report = partial(self._finish, outcome, time.perf_counter() - started)
+        if self._is_in_loop():
+            report()
+        else:
+            self.done.get_loop().call_soon_threadsafe(report)
+
+    def _is_in_loop(self) -> bool:
+        """Whether the writer does this in the event loop: later commits are reported there at once, too."""
+        try:
+            return asyncio.get_running_loop() is self.done.get_loop()
+        except RuntimeError:
+            return False  # a thread, which has none
 
     def _finish(self, outcome: _Outcome, seconds: float) -> None:
         """Before any later commit, and also if no request waits any more."""

@@ -304,13 +304,9 @@ class StreamIngest:
         """Closes the active segment, so that it can be sealed."""
         self._writer.roll()
 
-    def hand_to_writer(self, errand: Callable[[], None]) -> None:
-        """Executes this between two commits; an exception in it is a bug.
-
-        Raises:
-            ShuttingDown: no more data is written.
-        """
-        self._writer.hand_over(errand)
+    def hand_to_writer(self, errand: Callable[[], None], *, rows: int = 0, size_bytes: int = 0) -> None:
+        """As `StreamWriter.hand_over`."""
+        self._writer.hand_over(errand, rows=rows, size_bytes=size_bytes)
 
     @property
     def dedupe(self) -> DedupeWindow:

@@ -143,17 +143,28 @@ class StreamWriter:
             self._roll_due = True
             self._ensure_turn()
 
-    def hand_over(self, errand: Callable[[], None]) -> None:
-        """Executes this between two commits; an exception in it is a bug. From any thread.
+    def hand_over(self, errand: Callable[[], None], *, rows: int = 0, size_bytes: int = 0) -> None:
+        """Executes this between two commits; an exception in it is a bug. From any thread, unless `rows` are stated.
+
+        Args:
+            rows: in the event loop: it appends so many, of `size_bytes`, and nothing else. If that is quick, it is done
+                when this returns, in the event loop, to which it then reports directly.
 
         Raises:
             ShuttingDown: no more data is written.
         """
+        is_small = rows > 0 and size_bytes <= QUICK_BYTES
         with self._lock:
             if self.is_closing:
                 raise ShuttingDown("the broker is shutting down, or is no longer the leader: repeat the request")
-            self._errands.append(carried(errand))
-            self._ensure_turn()
+            is_quick = is_small and not self._has_turn and self._is_quick(rows, self._stream_time.now_us())
+            if is_quick:
+                self._has_turn = True
+            else:
+                self._errands.append(carried(errand))
+                self._ensure_turn()
+        if is_quick:
+            self._turn(first=errand)
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called, in the event loop, with the error that stopped the writer."""
