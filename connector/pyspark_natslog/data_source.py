@@ -102,8 +102,10 @@ class DefaultSource(DataSource):
 
 def _write(options: Mapping[str, str], schema: StructType, overwrite: bool, *, of_query: bool) -> Write:
     """Raises ConfigError: an option or column is missing or wrong."""
-    from pyspark_natslog.sink.options import SinkOptions, goes_over_http
+    from pyspark_natslog.options import refuse
+    from pyspark_natslog.sink.options import JVM_ONLY, SinkOptions, goes_over_http
 
+    refuse(options, JVM_ONLY, "is for queries in real time, by the sink in the jar (pyspark_natslog.jar.jar_path())")
     if goes_over_http(options):
         from pyspark_natslog.sink.http_options import HttpSinkOptions
         from pyspark_natslog.sink.http_writer import HttpWrite

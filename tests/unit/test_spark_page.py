@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 
 from pyspark_natslog.sink.http_options import HTTP_OPTIONS
-from pyspark_natslog.sink.options import SINK_OPTIONS
+from pyspark_natslog.sink.options import JVM_ONLY, SINK_OPTIONS
 from pyspark_natslog.source.options import SOURCE_OPTIONS
 from tests.spark.page import PAGE, table
 
-OPTIONS = {*SOURCE_OPTIONS, *SINK_OPTIONS, *HTTP_OPTIONS}
+OPTIONS = {*SOURCE_OPTIONS, *SINK_OPTIONS, *HTTP_OPTIONS, *JVM_ONLY}
 SPARKS_OWN = {"checkpointLocation", "asyncProgressTrackingEnabled"}
 
 

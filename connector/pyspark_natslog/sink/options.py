@@ -32,6 +32,7 @@ NATS_ONLY = (
 )  # fmt: skip
 TRANSACTION = ("txnAppId", "txnVersion")
 SINK_OPTIONS = ("path", "subject", "servers", "tombstones", *TRANSACTION, *NATS_ONLY, *CONNECTION)
+JVM_ONLY = ("exactlyOnce",)
 _HTTP_ONLY = ("stream", "onConflict")
 
 
