@@ -3,11 +3,12 @@
 Publishers send unique messages and note which were acked. Two jobs of `spark_jobs/`, run as a supervisor runs them,
 read the stream: `stream_to_parquet.py` writes a table, `enrich_stream.py` another stream that deduplicates. A third
 one, `changing_job.py`, publishes to a stream and appends to another one, and is redeployed in other versions and set
-back to earlier checkpoints. Brokers, the NATS server and the drivers are killed (SIGKILL) and paused, one after
-another, in the end all at once; each start of a driver reads with the other reader for Spark. Then all is started
-again and drained, and every acked message must be once in the table, read through Spark's own file log as a user reads
-it, and once in the stream of `enrich_stream.py`. What `changing_job.py` published must be there at least once; what it
-appended exactly once, in each stream up to where its query ended with the reason, and in the last one completely. The
+back to earlier checkpoints. `real_time_job.py` copies the stream in real time. Brokers, the NATS server and the drivers
+are killed (SIGKILL) and paused, one after another, in the end all at once; each start of a driver reads with the other
+reader for Spark. Then all is started again and drained, and every acked message must be once in the table, read through
+Spark's own file log as a user reads it, and once in the streams of `enrich_stream.py` and `real_time_job.py`. What
+`changing_job.py` published must be there at least once; what it appended exactly once, in each stream up to where its
+query ended with the reason, and in the last one completely. The
 same seed picks the same faults in the same order.
 """
 
@@ -37,8 +38,8 @@ from tests.soak.drivers import APPENDED, CHANGED, ChangingDriver, Driver
 from tests.soak.faults import SoakScene, kill_everything, kinds
 from tests.spark.job_processes import job_environment
 
-STREAM, OUTPUT = "orders", "copies"
-CHANGING_JOB = Path(__file__).with_name("changing_job.py")
+STREAM, OUTPUT, LIVE = "orders", "copies", "live"
+CHANGING_JOB, REAL_TIME_JOB = (Path(__file__).with_name(f"{name}_job.py") for name in ("changing", "real_time"))
 _SETTINGS = {"segment_bytes": "1MiB", "min_free_bytes": "16MiB", "retention_interval": "2s"}
 _FIRST_BATCH_WITHIN_S = 400.0
 _DRAINED_WITHIN_S = 300.0
@@ -79,12 +80,18 @@ class Run:
         changing = [str(CHANGING_JOB), "--stream", STREAM, "--published", CHANGED, "--appended", APPENDED]
         self.changing = ChangingDriver("changing", changing, folder / "changing", environment, self._changed)
         self.drivers.append(self.changing)
+        live = [str(REAL_TIME_JOB), "--stream", STREAM, "--target", LIVE]
+        checkpoint = folder / "checkpoint-live"
+        self.drivers.append(Driver("live", live, checkpoint, environment, self._live, needs_jar=True))
 
     def _table_files(self) -> int:
         return sum(1 for _ in self.table.glob("day=*/*.parquet"))
 
     def _copies(self) -> int | None:
         return self._high_watermark(OUTPUT)
+
+    def _live(self) -> int | None:
+        return self._high_watermark(LIVE)
 
     def _changed(self) -> int | None:
         return self._high_watermark(CHANGED)
@@ -125,6 +132,7 @@ class Run:
             client.create_stream(STREAM, f"{STREAM}.>", **settings)
             client.create_stream(OUTPUT, f"{OUTPUT}.>", **settings)
             client.create_stream(CHANGED, f"{CHANGED}.>", **settings)
+            client.create_stream(LIVE, LIVE, **settings)
         self.cluster.wait_in_sync()
 
     def _start_recorders(self, scene: SoakScene) -> None:
@@ -178,7 +186,7 @@ class Run:
             end = int(client.position(STREAM)["high_watermark"])
             for driver in self.drivers:
                 self._drain(driver, end)
-            copies = values_of(client, OUTPUT)
+            copies, live = values_of(client, OUTPUT), values_of(client, LIVE)
             changed = originals(values_of(client, CHANGED))
             ended = len(self.changing.conflicts)
             appended = [originals(values_of(client, f"{APPENDED}-{number}")) for number in range(ended + 1)]
@@ -189,6 +197,7 @@ class Run:
         return [
             count("table", published, rows.column("value").to_pylist()),
             count("stream", published, copies),
+            count("real time", published, live),
             count("published", published, set(changed)),  # once or several times
             *(count(f"ended {at}", published, values, up_to_an_end=True) for at, values in enumerate(appended[:-1])),
             count("appended", published, appended[-1]),

@@ -41,6 +41,7 @@ class Driver:
     Args:
         checkpoint: also given to the job, here to read how far it is.
         footprint: a number that grows whenever a batch leaves something where it writes; None: not known now.
+        needs_jar: the job has no other reader.
     """
 
     def __init__(
@@ -50,9 +51,12 @@ class Driver:
         checkpoint: Path,
         environment: dict[str, str],
         footprint: Callable[[], int | None],
+        *,
+        needs_jar: bool = False,
     ) -> None:
         self.name, self.checkpoint, self.footprint = name, checkpoint, footprint
         self.killed_half_done = 0
+        self._needs_jar = needs_jar
         self.log_path = checkpoint.with_name(f"{name}.log")
         self.starts = 0
         self.own_ends: list[str] = []  # its last words, where it ended by itself
@@ -88,7 +92,7 @@ class Driver:
 
     def _with_reader(self) -> dict[str, str]:
         """Every second start has the columnar reader: each goes on where the other one was killed."""
-        if self.starts % 2 == 0:
+        if self.starts % 2 == 0 and not self._needs_jar:
             return self._environment
         given = self._environment["PYSPARK_SUBMIT_ARGS"]
         return self._environment | {"PYSPARK_SUBMIT_ARGS": f"--jars {jar_path()} {given}"}

@@ -67,7 +67,13 @@ def test_every_acked_message_is_stored_once_whatever_is_killed(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = json.loads((tmp_path / "soak" / "report.json").read_text())
     ended = {f"ended {at}" for at in range(len(found["conflicts"]))}
-    assert {one["place"] for one in found["places"]} == {"table", "stream", "published", "appended"} | ended
+    assert {one["place"] for one in found["places"]} == {
+        "table",
+        "stream",
+        "real time",
+        "published",
+        "appended",
+    } | ended
     for place in found["places"]:
         assert place["acked"] == found["acked"] > 500
         if place["place"] not in ended:
@@ -76,7 +82,7 @@ def test_every_acked_message_is_stored_once_whatever_is_killed(tmp_path: Path) -
         [
             "kill all", "pause all", "kill nats", "pause nats", "kill driver table", "pause driver table",
             "kill driver copy", "pause driver copy", "kill driver changing", "pause driver changing",
-            "redeploy changing", "set back changing", "kill everything",
+            "redeploy changing", "set back changing", "kill driver live", "pause driver live", "kill everything",
         ],
         1,
     )  # fmt: skip

@@ -94,6 +94,15 @@ def test_live_stream_draws_again_and_again_and_counts_every_reading(client: Nats
 
 
 @pytest.mark.extended
+def test_real_time_draws_the_times_of_messages_on_their_way(client: NatslogClient, folder: Path) -> None:
+    done = Done("real_time.ipynb", folder)
+    assert done.number("drawn") >= 3
+    assert done.number("batches that have ended meanwhile") == 0, "rows do not wait for the end of a batch"
+    assert client.stream("celsius")["high_watermark"] > 1000
+    done.check_plot()
+
+
+@pytest.mark.extended
 def test_lag_and_throughput_shows_a_query_fall_behind_and_catch_up(client: NatslogClient, folder: Path) -> None:
     done = Done("lag_and_throughput.ipynb", folder)
     assert 1500 < done.number("most rows behind") <= 3000
