@@ -56,10 +56,10 @@ def _times(kind: str, servers: str, target: str, rate: int) -> Times:
 @contextmanager
 def _ours() -> Iterator[tuple[str, str, str]]:
     with natslog_beside() as side:
-        client = NatslogClient([side.url])
+        client = NatslogClient([side.broker_url])
         for name in ("in", "out"):
             client.create_stream(name, name)
-        yield "nats", side.server.url, side.url
+        yield "nats", side.server.url, side.broker_url
 
 
 @contextmanager

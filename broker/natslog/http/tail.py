@@ -20,10 +20,11 @@ from functools import partial
 import pyarrow as pa
 from aiohttp import web
 
+from natslog.arrow.ipc import Bytes
 from natslog.arrow.projection import encode_rows
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.access import LIMITS, limits_of, polling, require_still, rights_of
-from natslog.http.answer_parts import ARROW_STREAM, Question, rows_in_memory, stored_rows
+from natslog.http.answer_parts import ARROW_STREAM, Question, columns_in_memory, rows_in_memory, stored_rows
 from natslog.http.context import broker_of, check_still_leading, epoch_headers, leading
 from natslog.http.endpoint import Call
 from natslog.http.messages import further, or_elsewhere
@@ -90,8 +91,8 @@ class _Tail:
         self.question = question
         self._stream, self._readers, self._at = stream, broker_of(request).readers, question.start
 
-    async def next_message(self) -> memoryview:
-        """With the rows of the next offsets, up to the high watermark at most; without rows where it is reached.
+    async def next_message(self) -> Bytes:
+        """Or several: with the rows of the next offsets, up to the high watermark at most; without rows where it is reached.
 
         Raises:
             OffsetOutOfRange, CorruptLog, OSError: they cannot be read.
@@ -100,6 +101,9 @@ class _Tail:
         end = stream.usable_log().high_watermark
         if start == end:
             return encode_rows(_NOTHING.select(question.columns), start, end)
+        if (columns := columns_in_memory(stream, question, start, end)) is not None:
+            self._at = end
+            return columns
         recent = rows_in_memory(stream, question, start, end)
         stored = partial(in_thread, self._readers, stored_rows, stream, question, start, end)
         rows, self._at = await stored() if recent is None else (recent, end)
