@@ -14,10 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.row_buffers import offsets_of
 from natslog.wire import native
 from natslog.wire.frames import Frames
 from natslog.wire.leaf_protocol import bytes_of
-from natslog.wire.outgoing import header_lines, texts_of
+from natslog.wire.outgoing import texts_of
 
 Longs = npt.NDArray[np.int64]
 
@@ -42,7 +43,7 @@ class Messages:
         self.subjects = batch.column("subject")
         self.values = pc.fill_null(values, b"") if values.null_count else values
         self.has_headers = headers.is_valid().to_numpy(zero_copy_only=False)
-        self.lines = _one_line_each(headers) if headers.null_count < len(headers) else None
+        self.lines = _one_line_each(headers, self.has_headers) if headers.null_count < len(headers) else None
 
     def sizes(self, *, headers_only: bool) -> Longs:
         """Bytes of subject, header block and value of each; with the header that states the size instead of the value,
@@ -112,24 +113,20 @@ class Messages:
         return out.data[:filled]
 
 
-def _one_line_each(headers: Any) -> Any:
-    """The header lines of each row. Direct appends may have line ends in headers, which would begin another header."""
-    lines = header_lines(headers, None)
-    offsets, data = texts_of(lines)
-    used = data[int(offsets[0]) : int(offsets[-1])]
-    pairs = headers.flatten()
-    if np.count_nonzero(used == ord("\n")) == len(pairs) == np.count_nonzero(used == ord("\r")):
-        return lines
-    fields = [pc.replace_substring_regex(pairs.field(name), r"[\r\n]", " ") for name in ("key", "value")]
-    counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
-    edges = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
-    clean = pa.StructArray.from_arrays(fields, names=["key", "value"])
-    return header_lines(pa.ListArray.from_arrays(edges, clean), None)
+def _one_line_each(headers: Any, is_valid: npt.NDArray[np.bool_]) -> Any:
+    """The header lines of each row. Direct appends may have line ends in headers, and headers without a value."""
+    pairs, edges = headers.values, offsets_of(headers)
+    fields = [pairs.field(name) for name in ("key", "value")]
+    names, texts = (texts_of(pc.fill_null(field, "") if field.null_count else field) for field in fields)
+    first, last = int(edges[0]), int(edges[-1])
+    size = sum(int(offsets[last] - offsets[first]) for offsets, _ in (names, texts)) + 4 * (last - first)
+    ends, out = np.empty(len(headers) + 1, np.int32), np.empty(size, np.uint8)
+    native.lines_of_pairs(edges, is_valid, *names, *texts, ends, out)
+    return pa.Array.from_buffers(pa.binary(), len(headers), [None, pa.py_buffer(ends), pa.py_buffer(out)], 0)
 
 
 def _lengths(texts: Any) -> Longs:
-    found: Longs = pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    return np.diff(offsets_of(texts)).astype(np.int64)
 
 
 def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, list[list[int]]]:
