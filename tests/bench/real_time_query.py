@@ -39,7 +39,9 @@ def main() -> None:
     else:
         read = spark.readStream.format("natslog").options(servers=servers, stream="in")
         writer = read.load().selectExpr("key", "value").writeStream.format("natslog")
-        writer = writer.options(servers=servers, natsServers=nats_url, subject="out", asyncProgressTrackingEnabled=False)
+        writer = writer.options(
+            servers=servers, natsServers=nats_url, subject="out", asyncProgressTrackingEnabled=False
+        )
     writer = writer.outputMode("update").option("checkpointLocation", folder)
     query = writer.trigger(realTime=trigger).start()
     while query.isActive and not spark.sparkContext.statusTracker().getActiveStageIds():

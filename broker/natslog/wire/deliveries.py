@@ -126,7 +126,8 @@ def _one_line_each(headers: Any, is_valid: npt.NDArray[np.bool_]) -> TextBuffers
 
 def _lengths(texts: TextBuffers) -> Longs:
     edges = texts[0]
-    return (edges[1:] - edges[:-1]).astype(np.int64)
+    lengths: Longs = (edges[1:] - edges[:-1]).astype(np.int64)
+    return lengths
 
 
 def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, list[list[int]]]:

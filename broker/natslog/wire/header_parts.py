@@ -1,4 +1,4 @@
-"""What the header blocks of received frames consist of: as positions in the receive buffer, before anything is copied."""
+"""What the header blocks of received frames consist of: positions in the receive buffer, before anything is copied."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kernels for small commits of plain messages, whose headers make no demand: from frames to a stored batch, and to acks,
-in one pass each. What is not plain takes the way over columns.
+"""Kernels for small commits of plain messages, whose headers make no demand: from frames to a stored batch, and to
+acks, in one pass each. What is not plain takes the way over columns.
 """
 
 from __future__ import annotations
