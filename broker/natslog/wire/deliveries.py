@@ -59,7 +59,8 @@ class Messages:
         if not headers_only:
             return subjects + self.payload_sizes()
         digits = np.char.str_len(_lengths(self.values).astype(np.str_))
-        return subjects + _lengths(self.lines) + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
+        blocks: Longs = _lengths(self.lines) + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
+        return subjects + blocks
 
     def payload_sizes(self) -> Longs:
         """Bytes of header block and value of each."""
