@@ -59,12 +59,12 @@ class Messages:
         if not headers_only:
             return subjects + self.payload_sizes()
         digits = np.char.str_len(_lengths(self.values).astype(np.str_))
-        blocks: Longs = _lengths(self.lines) + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
-        return subjects + blocks
+        return subjects + _lengths(self.lines) + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
 
     def payload_sizes(self) -> Longs:
         """Bytes of header block and value of each."""
-        return _lengths(self.lines) + len(_EMPTY_BLOCK) * self.has_headers + _lengths(self.values)
+        blocks: Longs = _lengths(self.lines) + len(_EMPTY_BLOCK) * self.has_headers
+        return blocks + _lengths(self.values)
 
     def frames(
         self,
