@@ -141,3 +141,12 @@ def test_internal_subjects_are_plain_only_where_the_stream_names_them(internal: 
     frames = frames_of([(internal, "_INBOX.x", b"v")])
     assert plain_bytes(frames, rules(subjects=(">",))) == 0
     assert plain_bytes(frames, rules(subjects=("$KV.a.>", "_INBOX.a"))) > 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "has_headers"),
+    [(b"", True), (b"Nats-Msg-Id: ~bbcdefghijklmnop\r\n", False), (b"Nats-Msg-Id: b\r\n", True), (b"A: b\r\n", True)],
+)
+def test_an_id_of_natslogs_own_form_is_no_header(lines: bytes, has_headers: bool) -> None:
+    parts = split_headers(frames_of([("a.b", "", b"v", BLOCK % lines), PLAIN]), 3)
+    assert parts.has_headers.tolist() == [has_headers, False]
