@@ -106,6 +106,26 @@ def test_what_is_there_and_what_follows_is_sent(
         assert rows_of(messages, "subject") == [f"{stream}.a"] * 50 + [f"{stream}.b"] * 10
 
 
+def test_the_last_commits_are_sent_as_they_are_stored(broker: BrokerProcess, nats_url: str, stream: str) -> None:
+    """Whoever is asked for rows of a log keeps its next commits in memory."""
+    columns = ("subject", "key", "headers", "value")
+    with tail_of(broker, stream, 0, columns=",".join(columns)) as tail:
+        publish_acked(nats_url, f"{stream}.a", [b"0"])
+        tail.until(1)
+        messages: list[Message] = []
+        for number in range(1, 5):
+            publish_acked(nats_url, f"{stream}.a", [b"%d" % number], headers={"Natslog-Key": f"k{number}"})
+            messages += tail.until(number + 1)
+    check_offsets(messages, 1, 5)
+    for header, _ in messages:
+        first = header.crcs[0][0]
+        assert first, "the CRCs go on from the columns that are stored before those that are sent"
+        assert [before for before, _ in header.crcs] == [first, *(after for _, after in header.crcs[:-1])]
+    assert rows_of(messages) == [b"1", b"2", b"3", b"4"]
+    assert rows_of(messages, "key") == [b"k1", b"k2", b"k3", b"k4"]
+    assert rows_of(messages, "headers") == [[{"key": "Natslog-Key", "value": f"k{number}"}] for number in range(1, 5)]
+
+
 def test_a_message_without_rows_is_sent_where_nothing_happens(
     broker: BrokerProcess, client: NatslogClient, stream: str
 ) -> None:

@@ -78,13 +78,13 @@ class Projected:
     body: list[tuple[int, int]]
 
 
-def project(header: BatchHeader, window: bytes, columns: tuple[str, ...]) -> Projected:
+def project(header: BatchHeader, window: Bytes, columns: tuple[str, ...]) -> Projected:
     """Of a proven batch of format 2.
 
     Args:
         window: bytes that begin with the batch's header.
     """
-    metadata = BatchMetadata(window[8 : header.header_bytes])
+    metadata = BatchMetadata(bytes(window[8 : header.header_bytes]))
     edges = ipc.column_edges(metadata, header)
     stored_nodes, stored_buffers = metadata.nodes, metadata.buffers
     nodes: list[int] = []

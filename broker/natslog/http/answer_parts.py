@@ -26,7 +26,7 @@ from aiohttp import web
 from natslog.arrow import ipc
 from natslog.arrow.covered import covered
 from natslog.arrow.messages_json import json_lines
-from natslog.arrow.projection import schema_of
+from natslog.arrow.projection import project, schema_of
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.answers import Answer
 from natslog.http.context import ANSWERS, OWNER, broker_of
@@ -290,6 +290,25 @@ def rows_in_memory(stream: HostedStream, asked: Question, start: int, end: int) 
         return None
     rows = log.recent.rows(start, end)
     return None if rows is None else _chosen([rows], start, end, asked)
+
+
+def columns_in_memory(stream: HostedStream, asked: Question, start: int, end: int) -> bytes | None:
+    """As `piece_in_memory`: the columns that are asked for, as they are stored, of at most `_MANY_BATCHES` commits."""
+    log = stream.usable_log()
+    if not asked.only_projects or not _may_be_in_memory(log, asked, start, end):
+        return None
+    commits = log.recent.commits(start, end)
+    if commits is None or len(commits) > _MANY_BATCHES:
+        return None
+    pieces: list[bytes | bytearray | memoryview] = []
+    for batch in commits:
+        if batch.header.batch_format == ipc.FIRST_FORMAT:
+            return None
+        stored = memoryview(b"".join(batch.pieces))
+        made = project(batch.header, stored, asked.columns or COLUMNS)
+        body = stored[batch.header.header_bytes :]
+        pieces += [made.header, *(body[first:last] for first, last in made.body)]
+    return b"".join(pieces)
 
 
 def stored_rows(stream: HostedStream, asked: Question, start: int, end: int) -> tuple[pa.Table, int]:

@@ -1,11 +1,12 @@
 """The tail of a stream over one connection: messages from an offset on, and what follows, as it is committed.
 
-Theory of operation. The response has no end. Whenever the high watermark has moved, one Arrow message is sent with the
-rows of all offsets up to it; its header states these offsets, so that the reader knows how far it has got also where
-rows were removed or left out. What was committed just now is in memory (`RecentCommits`), and sent by the event loop; a
-reader that is behind gets one part after another from the files, at its own pace. Where nothing happens, a message
-without rows is sent every `HEARTBEAT_S`: a reader that receives none knows that the broker is gone, and a broker whose
-message cannot be sent notices the end of the reader.
+Theory of operation. The response has no end. Whenever the high watermark has moved, Arrow messages are sent with the
+rows of all offsets up to it; the header of each states its offsets, so that the reader knows how far it has got also
+where rows were removed or left out. What was committed just now is in memory (`RecentCommits`), and sent by the event
+loop: a few commits as they are stored, with their CRCs, and others, or chosen rows, as one message. A reader that is
+behind gets one part after another from the files, at its own pace. Where nothing happens, a message without rows is
+sent every `HEARTBEAT_S`: a reader that receives none knows that the broker is gone, and a broker whose message cannot
+be sent notices the end of the reader.
 
 The response ends, with the mark of the end of an Arrow stream, when the broker stops or does not lead the stream any
 more. The reader asks again from where it is, as after any other end.
@@ -20,10 +21,11 @@ from functools import partial
 import pyarrow as pa
 from aiohttp import web
 
+from natslog.arrow.ipc import Bytes
 from natslog.arrow.projection import encode_rows
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
 from natslog.http.access import LIMITS, limits_of, polling, require_still, rights_of
-from natslog.http.answer_parts import ARROW_STREAM, Question, rows_in_memory, stored_rows
+from natslog.http.answer_parts import ARROW_STREAM, Question, columns_in_memory, rows_in_memory, stored_rows
 from natslog.http.context import broker_of, check_still_leading, epoch_headers, leading
 from natslog.http.endpoint import Call
 from natslog.http.messages import further, or_elsewhere
@@ -90,8 +92,9 @@ class _Tail:
         self.question = question
         self._stream, self._readers, self._at = stream, broker_of(request).readers, question.start
 
-    async def next_message(self) -> memoryview:
-        """With the rows of the next offsets, up to the high watermark at most; without rows where it is reached.
+    async def next_message(self) -> Bytes:
+        """With the rows of the next offsets, up to the high watermark at most; without rows where it is reached. A few
+        commits are several messages.
 
         Raises:
             OffsetOutOfRange, CorruptLog, OSError: they cannot be read.
@@ -101,6 +104,9 @@ class _Tail:
         end = stream.usable_log().high_watermark
         if start == end:
             return encode_rows(_NOTHING.select(question.columns), start, end)
+        if (columns := columns_in_memory(stream, question, start, end)) is not None:
+            self._at = end
+            return columns
         recent = rows_in_memory(stream, question, start, end)
         stored = partial(in_thread, self._readers, stored_rows, stream, question, start, end)
         rows, self._at = await stored() if recent is None else (recent, end)

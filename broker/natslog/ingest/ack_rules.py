@@ -64,15 +64,16 @@ class AckRules:
         omits_internal = any(is_wildcard(subject.split(".")[0]) for subject in subjects)
         return cls(acks, omits_internal, is_recorded, np.frombuffer(b"".join(encoded), np.uint8), ends)
 
-    def plain_bytes(self, frames: Frames, most_bytes: int) -> int:
-        """How many bytes these frames have; 0 where one is not plain, or needs more than to be stored, and acked at its
-        reply subject: see `kernels_plain.survey_plain`.
+    def survey_plain(self, frames: Frames, most_bytes: int) -> tuple[int, int]:
+        """How many bytes these frames have, and at least how many headers; no bytes where one is not plain, or needs
+        more than to be stored, and acked at its reply subject: see `kernels_plain.survey_plain`.
         """
         if self.acks not in ("reply", "any"):
-            return 0
+            return 0, 0
         limits = (most_bytes, MAX_SUBJECT_BYTES, int(self.omits_internal))
-        found: int = native.survey_plain(frames.buffer, frames.rows, *limits, self._prefixes, self._prefix_ends)
-        return found
+        found = native.survey_plain(frames.buffer, frames.rows, *limits, self._prefixes, self._prefix_ends)
+        size_bytes, header_lines = found
+        return size_bytes, header_lines
 
     def applied(self, frames: Frames, opened: npt.NDArray[np.bool_] | None = None) -> Frames:
         """The frames that are recorded, with the subject that each one's ack goes to as its reply subject. What a

@@ -10,14 +10,10 @@ import pyarrow.compute as pc
 
 from natslog.ingest.columns import Array, Column, Growing, bitmap, edges_and_data
 from natslog.wire import native
-from natslog.wire.layout import HEADER_LEN
-from natslog.wire.own_ids import LETTER_VALUES, PACKED_BYTES, packed_id
+from natslog.wire.frames import Frames
+from natslog.wire.header_parts import split_headers
+from natslog.wire.own_ids import PACKED_BYTES, packed_id
 
-_KEY_HEADER = np.frombuffer(b"Natslog-Key", np.uint8)
-_CORRELATION_HEADER = np.frombuffer(b"Natslog-Correlation-Id", np.uint8)
-_ACK_TO_HEADER = np.frombuffer(b"Natslog-Ack-To", np.uint8)
-_ACK_HEADER = np.frombuffer(b"Natslog-Ack", np.uint8)
-_ID_HEADER = np.frombuffer(b"Nats-Msg-Id", np.uint8)
 _OFFSETS_OF_NO_ROWS = bytes(4)
 _SHARED_ZEROS = memoryview(bytes(512 * 1024))
 _ZERO = np.zeros(1, np.int64)
@@ -65,33 +61,19 @@ class HeaderColumns:
             column.extend_with_zeros(count)
 
     def add(self, buffer: Array, rows: Array, header_lines: int, *, packs_ids: bool) -> None:
-        """Args:
-        header_lines: at least as many as there are. packs_ids: message ids of natslog's own form, and the subject of
-            the ack, are left out of the headers.
-        """
-        count = len(rows)
-        packed, (omitted, wants_full_ack) = np.zeros((count, PACKED_BYTES), np.uint8), np.zeros((2, count), np.bool_)
-        pairs = np.empty((4, header_lines), np.int64)
-        first_pair = np.zeros(count + 1, np.int64)
-        keys, ids, correlations = np.zeros((3, 2, count), np.int64)
-        found = native.split_headers(
-            buffer, rows, _KEY_HEADER, _ID_HEADER, pairs, first_pair, keys, ids,
-            LETTER_VALUES, packed if packs_ids else packed[:0], _CORRELATION_HEADER, correlations,
-            _ACK_TO_HEADER if packs_ids else _ACK_TO_HEADER[:0], omitted, _ACK_HEADER, wants_full_ack,
-        )  # fmt: skip
-        name_starts, name_lengths, value_starts, value_lengths = pairs[:, :found]
-        self.pair_ends.extend((first_pair[1:] + self.pair_key.rows).astype(np.int32))
+        """Args: as of `split_headers`."""
+        parts = split_headers(Frames(buffer, rows), header_lines, packs_ids=packs_ids)
+        name_starts, name_lengths, value_starts, value_lengths = parts.pairs[:, : parts.first_pair[-1]]
+        self.pair_ends.extend((parts.first_pair[1:] + self.pair_key.rows).astype(np.int32))
         self.pair_key.extend(buffer, name_starts, name_lengths)
         self.pair_value.extend(buffer, value_starts, value_lengths)
-        self.key.extend(buffer, keys[0], np.maximum(keys[1], 0))
-        self.correlation.extend(buffer, correlations[0], np.maximum(correlations[1], 0))
-        hashes = np.zeros((count, 2), np.uint64)
-        native.hash_ids(buffer, ids[0], ids[1], hashes)
-        self.ids.extend(hashes)
-        self.packed_ids.extend(packed)
-        self.wants_full_ack.extend(wants_full_ack)
-        self.has_headers.extend((rows[:, HEADER_LEN] > 0) & ~(omitted & (np.diff(first_pair) == 0)))
-        self.has_key.extend(keys[1] >= 0)
+        self.key.extend(buffer, parts.keys[0], np.maximum(parts.keys[1], 0))
+        self.correlation.extend(buffer, parts.correlations[0], np.maximum(parts.correlations[1], 0))
+        self.ids.extend(parts.hashes)
+        self.packed_ids.extend(parts.packed)
+        self.wants_full_ack.extend(parts.wants_full_ack)
+        self.has_headers.extend(parts.has_headers)
+        self.has_key.extend(parts.keys[1] >= 0)
 
     def add_columns(self, keys: pa.Array[Any], headers: pa.Array[Any], last_correlation_id: bytes) -> None:
         """Keys and headers of rows, at least one, without message ids."""

@@ -30,6 +30,7 @@ from natslog.arrow.run_marks import RunMark
 from natslog.arrow.schema import MESSAGE_SCHEMA
 from natslog.wire import native
 from natslog.wire.frames import Frames
+from natslog.wire.header_parts import HeaderParts
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 _HEADERS_NODE = 4  # after offset, timestamp, subject, key
@@ -37,6 +38,9 @@ _SIZED = (np.ndarray, memoryview)
 _SMALL_BODY_BYTES = 64 * 1024
 _COUNTED_ROWS = 64 * 1024
 _PLAIN_ROW_BYTES, _PLAIN_BATCH_BYTES = 40, 256  # of a plain batch beside subjects, payloads and header, at most
+_HEADED_ROW_BYTES, _PAIR_BYTES = ipc.ID_BYTES, 8  # the same, of headers
+_NO_IDS = np.empty((0, ipc.ID_BYTES), np.uint8)
+_NO_HEADERS = np.empty((4, 0), np.int64), np.empty(0, np.int64), np.empty((2, 0), np.int64), np.empty(0, bool), _NO_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +99,23 @@ def _plain_form() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return np.frombuffer(template.header, np.uint8), np.array(places, np.int64)
 
 
-def encode_plain(frames: Frames, frame_bytes: int, *, base_offset: int, timestamp_us: int, epoch: int) -> EncodedBatch:
+def encode_plain(
+    frames: Frames, headers: HeaderParts | None, frame_bytes: int, *, base_offset: int, timestamp_us: int, epoch: int
+) -> EncodedBatch:
     """As `encode_rows`, of plain frames (`kernels_plain.survey_plain`): one piece, which has bytes of its own."""
     rows, (template, places) = len(frames.rows), _plain_form()
-    out = np.empty(len(template) + frame_bytes + _PLAIN_ROW_BYTES * rows + _PLAIN_BATCH_BYTES, np.uint8)
+    most_bytes, parts = frame_bytes + _PLAIN_ROW_BYTES * rows, _NO_HEADERS
+    if headers is not None:
+        most_bytes += frame_bytes + _HEADED_ROW_BYTES * rows + _PAIR_BYTES * headers.pairs.shape[1]  # keys come twice
+        packed = headers.packed if headers.packed.any() else _NO_IDS
+        parts = (headers.pairs, headers.first_pair, headers.keys, headers.has_headers, packed)
+    out = np.empty(len(template) + most_bytes + _PLAIN_BATCH_BYTES, np.uint8)
     lengths, crcs = np.empty(BUFFERS, np.int64), np.empty(CRCS, np.int64)
     numbers = (base_offset, epoch, timestamp_us)
-    size = native.encode_plain(frames.buffer, frames.rows, template, places, *numbers, lengths, crcs, out)
+    size = native.encode_plain(frames.buffer, frames.rows, *parts, template, places, *numbers, lengths, crcs, out)
     sizes, end_offset = (len(template), size - len(template)), base_offset + rows
-    header = BatchHeader(base_offset, end_offset, rows, epoch, timestamp_us, *sizes, tuple(crcs.tolist()))
+    stated = (base_offset, end_offset, rows, epoch, timestamp_us, *sizes, tuple(crcs.tolist()))
+    header = BatchHeader(*stated, parts[-1].nbytes)
     return EncodedBatch(header, [out.data[:size] if size > len(out) // 2 else out[:size].copy().data])  # it may be kept
 
 

@@ -43,6 +43,7 @@ from natslog.log.visible_size import VisibleSize
 from natslog.log_events import event
 from natslog.model import Epoch, StreamSettings
 from natslog.wire.frames import Frames
+from natslog.wire.header_parts import HeaderParts
 
 logger = logging.getLogger("natslog.log")
 
@@ -242,13 +243,19 @@ class StreamLog:
         return self._append(size_bytes, now_us, partial(encode_rows, rows, batch_format=batch_format), written)
 
     def append_plain(
-        self, frames: Frames, frame_bytes: int, now_us: int, written: Written | None = None
+        self,
+        frames: Frames,
+        headers: HeaderParts | None,
+        frame_bytes: int,
+        now_us: int,
+        written: Written | None = None,
     ) -> tuple[int, int]:
         """As `append`, of frames that are plain, and have so many bytes (`kernels_plain.survey_plain`), in the latest
         format. Only where the append is quick (`is_quick_append`).
         """
-        size_bytes = frame_bytes + ROW_BYTES * len(frames.rows) + HEADER_BYTES
-        return self._append(size_bytes, now_us, partial(encode_plain, frames, frame_bytes), written, is_quick=True)
+        size_bytes = frame_bytes * (1 + (headers is not None)) + ROW_BYTES * len(frames.rows) + HEADER_BYTES
+        encode = partial(encode_plain, frames, headers, frame_bytes)
+        return self._append(size_bytes, now_us, encode, written, is_quick=True)
 
     def _append(
         self,

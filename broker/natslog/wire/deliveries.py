@@ -14,10 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.row_buffers import offsets_of
 from natslog.wire import native
 from natslog.wire.frames import Frames
 from natslog.wire.leaf_protocol import bytes_of
-from natslog.wire.outgoing import header_lines, texts_of
+from natslog.wire.outgoing import TextBuffers, texts_of
 
 Longs = npt.NDArray[np.int64]
 
@@ -28,6 +29,7 @@ _FRAME_BYTES = len("LMSG ") + 5 * 20 + 1 + 3 * 11 + len("NATS/1.0\r\nNats-Msg-Si
 """An upper bound of what a frame has besides texts of its own: verb, numbers, blanks, line ends."""
 
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 class Messages:
@@ -35,14 +37,19 @@ class Messages:
 
     Args:
         batch: with the columns subject, value, headers.
+
+    Attributes:
+        lines: the header lines of each.
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         headers, values = batch.column("headers"), batch.column("value")
-        self.subjects = batch.column("subject")
-        self.values = pc.fill_null(values, b"") if values.null_count else values
         self.has_headers = headers.is_valid().to_numpy(zero_copy_only=False)
-        self.lines = _one_line_each(headers) if headers.null_count < len(headers) else None
+        self.subjects = texts_of(batch.column("subject"))
+        self.values = texts_of(pc.fill_null(values, b"") if values.null_count else values)
+        self.lines = np.zeros(len(batch) + 1, np.int32), _NO_BYTES
+        if headers.null_count < len(headers):
+            self.lines = _one_line_each(headers, self.has_headers)
 
     def sizes(self, *, headers_only: bool) -> Longs:
         """Bytes of subject, header block and value of each; with the header that states the size instead of the value,
@@ -51,18 +58,13 @@ class Messages:
         subjects = _lengths(self.subjects)
         if not headers_only:
             return subjects + self.payload_sizes()
-        digits = _lengths(pc.binary_length(self.values).cast(pa.string()))
-        return subjects + self._lines() + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
+        digits = np.char.str_len(_lengths(self.values).astype(np.str_))
+        return subjects + _lengths(self.lines) + len(_EMPTY_BLOCK) + len("Nats-Msg-Size: \r\n") + digits
 
     def payload_sizes(self) -> Longs:
         """Bytes of header block and value of each."""
-        return self._lines() + np.where(self.has_headers, len(_EMPTY_BLOCK), 0) + _lengths(self.values)
-
-    def _lines(self) -> Longs:
-        """Bytes of the lines of headers of each."""
-        if self.lines is None:
-            return np.zeros(len(self.has_headers), np.int64)
-        return np.where(self.has_headers, _lengths(self.lines), 0)
+        blocks: Longs = _lengths(self.lines) + len(_EMPTY_BLOCK) * self.has_headers
+        return blocks + _lengths(self.values)
 
     def frames(
         self,
@@ -86,9 +88,8 @@ class Messages:
         """
         if not count:
             return memoryview(b"")
-        subjects, values = texts_of(self.subjects.slice(first, count)), texts_of(self.values.slice(first, count))
-        no_lines = np.zeros(count + 1, np.int32), np.empty(0, np.uint8)
-        lines = no_lines if self.lines is None else texts_of(self.lines.slice(first, count))
+        part = slice(first, first + count + 1)
+        subjects, values, lines = ((edges[part], data) for edges, data in (self.subjects, self.values, self.lines))
         named = bytes_of("".join(f" {group}" for group in groups))
         encoded = [bytes_of(f"{reply} +" if groups else reply) for reply in replies]
         ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
@@ -112,24 +113,22 @@ class Messages:
         return out.data[:filled]
 
 
-def _one_line_each(headers: Any) -> Any:
-    """The header lines of each row. Direct appends may have line ends in headers, which would begin another header."""
-    lines = header_lines(headers, None)
-    offsets, data = texts_of(lines)
-    used = data[int(offsets[0]) : int(offsets[-1])]
-    pairs = headers.flatten()
-    if np.count_nonzero(used == ord("\n")) == len(pairs) == np.count_nonzero(used == ord("\r")):
-        return lines
-    fields = [pc.replace_substring_regex(pairs.field(name), r"[\r\n]", " ") for name in ("key", "value")]
-    counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
-    edges = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
-    clean = pa.StructArray.from_arrays(fields, names=["key", "value"])
-    return header_lines(pa.ListArray.from_arrays(edges, clean), None)
+def _one_line_each(headers: Any, is_valid: npt.NDArray[np.bool_]) -> TextBuffers:
+    """The header lines of each row. Direct appends may have line ends in headers, and headers without a value."""
+    pairs, edges = headers.values, offsets_of(headers)
+    fields = [pairs.field(name) for name in ("key", "value")]
+    names, texts = (texts_of(pc.fill_null(field, "") if field.null_count else field) for field in fields)
+    first, last = int(edges[0]), int(edges[-1])
+    size = sum(int(offsets[last] - offsets[first]) for offsets, _ in (names, texts)) + 4 * (last - first)
+    ends, out = np.empty(len(headers) + 1, np.int32), np.empty(size, np.uint8)
+    native.lines_of_pairs(edges, is_valid, *names, *texts, ends, out)
+    return ends, out
 
 
-def _lengths(texts: Any) -> Longs:
-    found: Longs = pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+def _lengths(texts: TextBuffers) -> Longs:
+    edges = texts[0]
+    lengths: Longs = (edges[1:] - edges[:-1]).astype(np.int64)
+    return lengths
 
 
 def acks_of(frames: Frames, prefix: bytes) -> tuple[Longs, list[list[int]]]:

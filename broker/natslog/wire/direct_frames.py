@@ -13,7 +13,7 @@ from natslog.wire import native
 from natslog.wire.deliveries import Messages
 from natslog.wire.frames import Frames
 from natslog.wire.layout import END, START
-from natslog.wire.outgoing import TextBuffers, taken, texts_of
+from natslog.wire.outgoing import TextBuffers, taken
 
 Longs = npt.NDArray[np.int64]
 
@@ -100,17 +100,14 @@ def rendered(rows: pa.RecordBatch, offsets: Longs, stream: str) -> Answers:
         rows: with the columns timestamp, subject, headers, value.
     """
     messages = Messages(rows)
-    texts = texts_of(messages.subjects), texts_of(messages.values)
-    lines = np.zeros(len(rows) + 1, np.int32), np.empty(0, np.uint8)
-    if messages.lines is not None:
-        lines = texts_of(messages.lines)
+    texts = messages.subjects, messages.values, messages.lines
     prefix = np.frombuffer(f"Nats-Stream: {stream}\r\nNats-Subject: ".encode(), np.uint8)
-    size = sum(int(one[0][-1] - one[0][0]) for one in (*texts, lines))
+    size = sum(int(one[0][-1] - one[0][0]) for one in texts)
     out = np.empty(size + len(rows) * (_ANSWER_BYTES + len(prefix)), np.uint8)
     places = np.empty((len(rows), 3), np.int64)
     times_us = np.ascontiguousarray(rows.column("timestamp").cast(pa.int64()).to_numpy())
     filled = native.direct_answers(
-        *texts[0], *texts[1], *lines, np.ascontiguousarray(offsets), times_us, prefix, out, places
+        *texts[0], *texts[1], *texts[2], np.ascontiguousarray(offsets), times_us, prefix, out, places
     )
     return Answers(places, out[:filled])
 

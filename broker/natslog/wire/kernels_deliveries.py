@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from natslog.wire.compiled import compiled, copy_bytes, inlined
-from natslog.wire.kernels_text import CR, LF, SPACE, digits_of, equals, put_number, put_text, read_number
+from natslog.wire.kernels_text import COLON, CR, LF, SPACE, digits_of, equals, put_number, put_text, read_number
 
 _LEAF_MESSAGE = np.frombuffer(b"LMSG ", np.uint8)
 _LEAF_HEADED = np.frombuffer(b"HMSG ", np.uint8)
@@ -38,6 +38,34 @@ def _put_pairs(out: Any, at: int, number: int, digits: int) -> int:
     if place > at:
         out[at] = 48 + number
     return end
+
+
+@inlined
+def _put_one_line(data: Any, start: int, end: int, out: Any, at: int) -> int:
+    """The text with blanks in place of line ends, which would begin another header."""
+    for place in range(start, end):
+        byte = data[place]
+        out[at + place - start] = SPACE if byte in (CR, LF) else byte
+    return at + end - start
+
+
+@compiled
+def lines_of_pairs(
+    list_offsets: Any, is_valid: Any, name_offsets: Any, names: Any, text_offsets: Any, texts: Any, ends: Any, out: Any
+) -> int:
+    """The header lines of each valid list of pairs, as a column of texts. Returns how many bytes they are."""
+    at = 0
+    ends[0] = 0
+    for row in range(is_valid.shape[0]):
+        if is_valid[row]:
+            for pair in range(list_offsets[row], list_offsets[row + 1]):
+                at = _put_one_line(names, name_offsets[pair], name_offsets[pair + 1], out, at)
+                out[at], out[at + 1] = COLON, SPACE
+                at = _put_one_line(texts, text_offsets[pair], text_offsets[pair + 1], out, at + 2)
+                out[at], out[at + 1] = CR, LF
+                at += 2
+        ends[row + 1] = at
+    return at
 
 
 @compiled

@@ -37,8 +37,13 @@ def _is_acked_with_next(
         return False
     if correlation_offsets.shape[0] > 0 and correlation_offsets[index] != correlation_offsets[index + 2]:
         return False
-    start, next_start, next_end = edges[index], edges[index + 1], edges[index + 2]
-    tilde = next_start - 1
+    return bool(is_numbered_next(data, edges[index], edges[index + 1], edges[index + 1], edges[index + 2]))
+
+
+@compiled
+def is_numbered_next(data: Any, start: int, end: int, next_start: int, next_end: int) -> bool:
+    """Whether these two texts are `<text>.~<n>` and `<text>.~<n + 1>`."""
+    tilde = end - 1
     while tilde > start and _ZERO <= data[tilde] <= _NINE:
         tilde -= 1
     if tilde <= start or data[tilde] != _TILDE or data[tilde - 1] != _DOT:
@@ -46,7 +51,7 @@ def _is_acked_with_next(
     next_digits = next_start + tilde + 1 - start
     if next_digits >= next_end:
         return False
-    number = read_number(data, tilde + 1, next_start)
+    number = read_number(data, tilde + 1, end)
     if number < 0 or read_number(data, next_digits, next_end) != number + 1:
         return False
     for at in range(tilde, start - 1, -1):  # texts of different publishers differ near their ends
@@ -149,12 +154,16 @@ def stored_acks(
 
 
 @compiled
-def put_ack(data: Any, start: int, length: int, head: Any, sequence: int, tail: Any, out: Any, at: int) -> int:
-    """The ack of one message, without any of what only some have: `PUB <reply> <size>`, then `<head><sequence><tail>`.
-    Returns where it ends.
+def put_ack(
+    data: Any, start: int, length: int, head: Any, sequence: int, messages: int, tail: Any, out: Any, at: int
+) -> int:
+    """The ack of `messages` messages together, without any of what only some have: `PUB <reply> <size>`, then
+    `<head><sequence><tail>`. Returns where it ends.
     """
     digits = digits_of(sequence)
     size = head.shape[0] + digits + tail.shape[0]
+    if messages > 1:
+        size += 1 + _MESSAGES_FIELD.shape[0] + digits_of(messages)
     out[at], out[at + 1], out[at + 2], out[at + 3] = _P, _U, _B, SPACE
     copy_bytes(data, start, length, out, at + 4)
     at += 4 + length
@@ -163,6 +172,10 @@ def put_ack(data: Any, start: int, length: int, head: Any, sequence: int, tail: 
     out[at], out[at + 1] = CR, LF
     at = put_text(out, at + 2, head)
     at = put_number(out, at, sequence, digits)
+    if messages > 1:
+        out[at] = _COMMA
+        at = put_text(out, at + 1, _MESSAGES_FIELD)
+        at = put_number(out, at, messages, digits_of(messages))
     at = put_text(out, at, tail)
     out[at], out[at + 1] = CR, LF
     return at + 2

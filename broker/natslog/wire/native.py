@@ -216,6 +216,9 @@ delivery_frames = Kernel(
     _deliveries, "delivery_frames", *[OFFSETS, BYTES] * 3, MARKS, OFFSETS, BYTES, LONGS, BYTES, BYTES, COLUMNS, INTEGER,
     BYTES.out, results=1,
 )  # fmt: skip
+lines_of_pairs = Kernel(
+    _deliveries, "lines_of_pairs", OFFSETS, MARKS, *[OFFSETS, BYTES] * 2, OFFSETS.out, BYTES.out, results=1
+)
 parse_acks = Kernel(
     _deliveries, "parse_acks", BYTES, FRAMES, BYTES, Array("int64", 4).out, Array("int64", 3).out, results=1
 )
@@ -248,10 +251,11 @@ gather_batches = Kernel(
     OFFSETS.out, BYTES.out,
 )  # fmt: skip
 gather_ids = Kernel(_stored, "gather_ids", BYTES, _BATCHES, PACKED.out)
-survey_plain = Kernel(_plain, "survey_plain", BYTES, FRAMES, *[INTEGER] * 3, BYTES, LONGS, results=1)
+survey_plain = Kernel(_plain, "survey_plain", BYTES, FRAMES, *[INTEGER] * 3, BYTES, LONGS, results=2)
 encode_plain = Kernel(
-    _plain, "encode_plain", BYTES, FRAMES, BYTES, LONGS, *[INTEGER] * 3, LONGS.out, LONGS.out, BYTES.out, results=1
-)
+    _plain, "encode_plain", BYTES, FRAMES, COLUMNS, LONGS, COLUMNS, MARKS, PACKED, BYTES, LONGS, *[INTEGER] * 3,
+    LONGS.out, LONGS.out, BYTES.out, results=1,
+)  # fmt: skip
 count_subjects = Kernel(_subjects, "count_subjects", OFFSETS, OFFSETS, LONGS.out)
 place_rows = Kernel(_subjects, "place_rows", OFFSETS, OFFSETS, LONGS, INTEGER, LONGS.out, LONGS.out)
 parse_texts = Kernel(_scalars, "parse_texts", BYTES, OFFSETS, *[INTEGER] * 3, LONGS.out, MARKS.out)

@@ -67,7 +67,7 @@ class Window:
         self.start, self.upto, self.log_id = start, upto, id(log)
         self.unread, self.hidden = start, -1
         self.rows = rows if rows is not None and len(rows) else None
-        self.size_bytes = 0 if self.rows is None else self.rows.nbytes
+        self.size_bytes = 0 if self.rows is None else self.rows.get_total_buffer_size()
         self._sizes: dict[bool, Longs] = {}
         if self.rows is None:
             self.seqs = self.times_us = _NONE
@@ -75,7 +75,7 @@ class Window:
             return
         self.messages = Messages(self.rows)
         self.seqs = self.rows.column("offset").to_numpy() + 1
-        self.times_us = self.rows.column("timestamp").cast(pa.int64()).to_numpy()
+        self.times_us = self.rows.column("timestamp").view(pa.int64()).to_numpy()
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -262,7 +262,7 @@ class ConsumerReader:
 
     def _deliverable(self, batch: pa.RecordBatch, most_bytes: int | None) -> pa.RecordBatch:
         """Without messages that have more bytes of headers and value."""
-        if most_bytes is None or batch.nbytes <= most_bytes:
+        if most_bytes is None or batch.get_total_buffer_size() <= most_bytes or batch.nbytes <= most_bytes:
             return batch
         fits = Messages(batch).payload_sizes() <= most_bytes
         if fits.all():

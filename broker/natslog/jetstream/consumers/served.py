@@ -494,15 +494,10 @@ class ServedConsumer:
         if start == end:
             return b""
         part = slice(first + start, first + end)
-        numbers = np.stack(
-            (
-                found.times[start:end],
-                window.seqs[part],
-                found.delivered_as[start:end],
-                window.times_us[part] * 1000,
-                found.pending[start:end],
-            )
-        )
+        numbers = np.empty((5, end - start), np.int64)
+        numbers[0], numbers[1] = found.times[start:end], window.seqs[part]
+        numbers[2], numbers[3] = found.delivered_as[start:end], window.times_us[part] * 1000
+        numbers[4] = found.pending[start:end]
         return window.messages.frames(
             first + start,
             end - start,

@@ -34,6 +34,7 @@ from natslog.node.writes.last_of_subjects import LastOfSubjects
 from natslog.node.writes.refusals import Refusals
 from natslog.node.writes.stream_room import StreamRoom
 from natslog.wire.frames import Frames
+from natslog.wire.header_parts import HeaderParts
 
 logger = logging.getLogger("natslog.ingest")
 
@@ -135,13 +136,22 @@ class Commits:
         self._has_spans = has_spans
         self._last_of_subjects = LastOfSubjects(log)
 
-    def of_plain(self, frames: Frames, size_bytes: int, now_us: int, begun_s: float) -> Outcome:
-        """Appends plain frames of so many bytes, all of which are new. In the event loop."""
+    def of_plain(
+        self, frames: Frames, headers: HeaderParts | None, size_bytes: int, now_us: int, begun_s: float
+    ) -> Outcome:
+        """Appends plain frames of so many bytes. In the event loop. `headers`: None where no frame has any."""
         rows, started = len(frames.rows), time.perf_counter()
+        ids = headers.hashes if headers is not None and headers.hashes.any() else None
+        if ids is not None and (self.dedupe.find(ids, now_us) != NEW).any():  # which the acks state
+            gathering = Gathering(BatchBuilder(), begun_s=begun_s)
+            gathering.builder.add(frames)
+            return self.of_gathered(gathering, is_in_loop=True)
         try:
-            base_offset, _ = self._log.append_plain(frames, size_bytes, now_us, self._written)
+            base_offset, _ = self._log.append_plain(frames, headers, size_bytes, now_us, self._written)
         except NatslogError as error:
             return Outcome(rows, answers=self._refusals.of_frames(frames, error), refusal=error)
+        if ids is not None:
+            self.dedupe.remember(ids, np.arange(base_offset, base_offset + rows, dtype=np.int64), now_us)
         seconds = time.perf_counter() - started
         answers = acks.of_plain(frames, size_bytes, base_offset, stream=self._name, domain=self._stated_domain())
         return Outcome(rows, seconds=seconds, answers=answers or None, end_offset=base_offset + rows, begun_s=begun_s)

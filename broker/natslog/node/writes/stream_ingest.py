@@ -46,6 +46,7 @@ from natslog.node.writes.stream_room import StreamRoom
 from natslog.node.writes.waiting_acks import WaitingAcks
 from natslog.node.writes.writer import QUICK_BYTES, StreamWriter
 from natslog.wire.frames import Frames
+from natslog.wire.header_parts import split_headers
 from natslog.wire.layout import Survey
 
 _OUT_OF_MEMORY = "the broker's memory for uncommitted messages is full: reduce the publish rate"
@@ -186,7 +187,8 @@ class StreamIngest:
         stream, need more than that.
         """
         max_bytes = self.log.shared.settings.max_message_bytes
-        size_bytes = self.ack_rules.plain_bytes(frames, QUICK_BYTES if max_bytes is None else max_bytes)
+        most_bytes = QUICK_BYTES if max_bytes is None else max_bytes
+        size_bytes, header_lines = self.ack_rules.survey_plain(frames, most_bytes)
         if not 0 < size_bytes <= QUICK_BYTES or not self._memory.fits(size_bytes) or self.why_not() is not None:
             return False
         rows = len(frames.rows)
@@ -197,7 +199,8 @@ class StreamIngest:
         def commit() -> Outcome:
             self.stats.received += rows
             self.stats.received_bytes += size_bytes
-            return self._commits.of_plain(frames, size_bytes, now_us, time.monotonic())
+            headers = split_headers(frames, header_lines) if header_lines else None
+            return self._commits.of_plain(frames, headers, size_bytes, now_us, time.monotonic())
 
         return self._writer.commit_at_once(rows, now_us, commit)
 

@@ -127,6 +127,31 @@ def test_what_waits_for_other_replicas_is_bounded(log: StreamLog) -> None:
     assert not run(log, work, memory=IngestMemory(10_000), appended=lambda end_offset: None)
 
 
+def with_id(text: bytes) -> bytes:
+    return b"NATS/1.0\r\nNats-Msg-Id: %b\r\nNatslog-Key: k\r\n\r\n" % text
+
+
+@pytest.mark.parametrize("form", [b"%b", b"~%bbcdefghijklmnop"], ids=["a text", "natslog's own form"])
+def test_a_repeated_id_is_acked_as_a_duplicate_and_not_stored(
+    log: StreamLog, monkeypatch: pytest.MonkeyPatch, form: bytes
+) -> None:
+    gathered: list[Any] = []
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        monkeypatch.setattr(ingest, "_gather_wanted", gathered.append)
+        receive(ingest, b"1", headers=with_id(form % b"a"))
+        receive(ingest, b"2", headers=with_id(form % b"b"))
+        receive(ingest, b"1 again", headers=with_id(form % b"a"))
+        receive(ingest, b"3", b"3 again", headers=with_id(form % b"c"))
+        receive(ingest, b"4")
+        seqs = [(body["seq"], body.get("duplicate", False)) for body in answers.bodies]
+        assert seqs == [(1, False), (2, False), (1, True), (3, False), (3, True), (4, False)]
+
+    assert not run(log, work)
+    assert not gathered, "all take the short way"
+    assert stored_values(log) == [b"1", b"2", b"3", b"4"]
+
+
 def test_a_stream_that_takes_nothing_refuses(log: StreamLog) -> None:
     async def work(ingest: StreamIngest, answers: Answers) -> None:
         receive(ingest, b"x")
@@ -225,7 +250,7 @@ def test_what_a_thread_has_committed_is_told_of_first(log: StreamLog, how: str) 
         receive(ingest, b"by a thread")
         ended_in_thread(ingest)
         pace.is_quick = True  # type: ignore[misc]
-        receive(ingest, b"x", headers=b"NATS/1.0\r\nA: b\r\n\r\n" if how == "gathered" else b"")
+        receive(ingest, b"x", headers=b"NATS/1.0\r\nNatslog-Ack: full\r\n\r\n" if how == "gathered" else b"")
         ended_in_thread(ingest)
         await ingest.quiesced()
         assert ends == [1, 2]
