@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.js.errors import NoStreamResponseError
 
 from natslog.client import NatslogClient
 from tests.cluster_harness import Cluster, running_cluster
@@ -71,3 +75,84 @@ def test_plain_messages_survive_a_killed_leader(cluster: Cluster) -> None:
     publisher.stop()
     with cluster.client() as client:
         assert found(client, publisher) == WHOLE
+
+
+class Requester(threading.Thread):
+    """Sends numbered requests, one every 5 ms, until `stop`, and waits until each is answered.
+
+    Attributes:
+        answers: by number: `stored`, `503`, or an error.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url, self.sent, self.stop = url, 0, False
+        self.answers: defaultdict[int, list[str]] = defaultdict(list)
+
+    def run(self) -> None:
+        with_nats(self.url, self._ask)
+
+    async def _ask(self, connection: Any) -> None:
+        async def take(message: Any) -> None:
+            status = (message.headers or {}).get("Status", "")
+            answer = status or ("stored" if "seq" in json.loads(message.data) else message.data.decode())
+            self.answers[int(message.subject.rpartition(".")[2])].append(answer)
+
+        inbox = connection.new_inbox()
+        await connection.subscribe(f"{inbox}.*", cb=take)
+        while not self.stop:
+            await connection.publish(f"{SUBJECT}.request", b"r%d" % self.sent, reply=f"{inbox}.{self.sent}")
+            self.sent += 1
+            await asyncio.sleep(0.005)
+        for _ in range(500):
+            if len(self.answers) == self.sent:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # for more than one answer
+
+
+def test_requests_without_a_leader_are_refused_and_not_stored(cluster: Cluster) -> None:
+    requester = Requester(cluster.nats_url)
+    requester.start()
+    time.sleep(0.5)
+    kill_leader(cluster)
+    time.sleep(0.5)
+    requester.stop = True
+    requester.join()
+    answers = [requester.answers[number] for number in range(requester.sent)]
+    with cluster.client() as client:
+        stored = all_values(client, "standby")
+    refused = [number for number, one in enumerate(answers) if "503" in one]
+    unanswered = [number for number, one in enumerate(answers) if not one]
+    assert len(refused) > 10, "while there was no leader"
+    assert {one for answered in answers for one in answered} == {"stored", "503"}
+    assert {len(set(one)) for one in answers} <= {0, 1}, "no answer contradicts another one"
+    assert len(unanswered) <= 2, "stored, but the leader was killed before its ack"
+    assert sorted(stored) == sorted(b"r%d" % number for number in range(requester.sent) if number not in refused)
+
+
+def test_jetstream_clients_learn_at_once_that_there_is_no_leader(cluster: Cluster) -> None:
+    """The leader and another broker have ended, so there is no majority for a new leader: the third broker answers."""
+    leader = cluster.leader_of("standby")
+    others = [broker for broker in cluster.brokers if broker is not leader]
+    for broker in (leader, others[0]):
+        assert broker is not None
+        broker.kill()
+
+    async def publish(connection: Any) -> None:
+        stream = connection.jetstream()
+
+        async def is_refused(timeout_s: float) -> bool:
+            try:
+                await stream.publish(f"{SUBJECT}.x", b"never stored", timeout=timeout_s)
+            except NoStreamResponseError:
+                return True
+            except TimeoutError:
+                return False
+            raise AssertionError("it was acked")
+
+        while not await is_refused(0.5):  # the end of the others was not noticed yet
+            pass
+        assert all([await is_refused(20.0) for _ in range(100)])
+
+    with_nats(cluster.nats_url, publish)

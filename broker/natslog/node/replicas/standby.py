@@ -5,9 +5,10 @@ log has got as a copy of the leader's, and what is stored is dropped. A replica 
 more, with its whole log, which is final then. In one call it gives what is left to the ingest, as if it was received
 now, and redirects the subscription: so no message is missed in between, none comes twice, and all keep their order.
 
-Of requests nothing is stored. While the process of the leader has ended one follower answers them
-(`cluster.standby.answers_requests`); those that the ended leader had received and not stored are answered by its
-successor, when it leads.
+Of requests nothing is stored. While there is no leader one follower answers them (`cluster.standby.answers_requests`),
+as soon as NATS has confirmed that no earlier ones are on their way, which the leader may have stored. The next leader
+answers those that are not in its log. Which ones were answered by another follower is not exchanged: some are answered
+again, and clients ignore that.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Standby:
         self._timer: asyncio.TimerHandle | None = None
         self._compared_to = self._seen = 0  # offsets: all rows below were compared; HW at the last look
         self._looked_s = self._complained_s = -_COMPLAIN_EVERY_S
-        self._has_no_leader = self._is_to_answer = False
+        self._is_to_answer = self._answers = False  # requests; as soon as, and when NATS has confirmed it
+        self._confirming: asyncio.Task[None] | None = None
 
     # ---- the subscription ----
 
@@ -117,19 +119,32 @@ class Standby:
     def _receive(self, frames: Frames) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_EVERY_S:
-            self._looked_s = now_s
-            answering = answers_requests(self._driver.record, self._services.host.ended())
-            self._has_no_leader, self._is_to_answer = answering is not None, answering == self._driver.me
-        if self._has_no_leader:
-            frames = self._without_requests(self._screened(frames), answers=self._is_to_answer)
+            self._look_for_leader(now_s)
+        if self._answers:
+            frames = self._without_requests(self._screened(frames))
         if len(frames.rows) and not self._messages.add(frames, now_s):
             self._complain("messages were dropped: the memory for all streams is used up")
 
-    def _without_requests(self, frames: Frames, *, answers: bool) -> Frames:
+    def _look_for_leader(self, now_s: float) -> None:
+        self._looked_s = now_s
+        answering = answers_requests(self._driver.record, self._services.host.ended())
+        self._is_to_answer = answering == self._driver.me
+        self._answers &= self._is_to_answer
+        if self._is_to_answer and not self._answers and self._confirming is None:
+            self._confirming = self._services.tasks.start(self._confirm(), "confirming that requests have no leader")
+
+    async def _confirm(self) -> None:
+        with suppress(NatsUnavailable):
+            await self._nats.flush()
+            self._answers = self._is_to_answer
+        self._confirming = None
+
+    def _without_requests(self, frames: Frames) -> Frames:
+        """Answers them, if they ask for that by their reply subjects."""
         requests = are_requests(frames)
         if not requests.any():
             return frames
-        if answers and self._driver.record.settings.acks in ("reply", "any"):
+        if self._driver.record.settings.acks in ("reply", "any"):
             self._nats.send_now(acks.no_responders(replies_of(frames.select(requests))))
         return frames.select(~requests)
 
@@ -185,7 +200,7 @@ class Standby:
             await self._nats.flush()
         await self._compare(ingest.log, ingest.log.log_end_offset)
         self._messages.settle(self._messages.comparison()(np.zeros(0, np.uint64)), time.monotonic())
-        left = [self._without_requests(frames, answers=True) for frames in self._messages.take()]
+        left = [self._without_requests(frames) for frames in self._messages.take()]
         self._give(left, ingest)
         handle, self._handle = self._handle, None
         self._wanted = self._subjects = ()
