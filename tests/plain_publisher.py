@@ -1,4 +1,4 @@
-"""A publisher without acks, at a steady rate: numbered messages over a plain connection to NATS, on several subjects."""
+"""A publisher without acks, at a steady rate: numbered messages on several subjects, over a connection of its own."""
 
 from __future__ import annotations
 

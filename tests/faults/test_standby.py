@@ -15,7 +15,8 @@ import pytest
 from nats.js.errors import NoStreamResponseError
 
 from natslog.client import NatslogClient
-from tests.cluster_harness import Cluster, running_cluster
+from natslog.model import BrokerId
+from tests.cluster_harness import Cluster, ClusterBroker, running_cluster
 from tests.harness import all_values, eventually, with_nats
 from tests.plain_publisher import Found, PlainPublisher
 
@@ -156,3 +157,39 @@ def test_jetstream_clients_learn_at_once_that_there_is_no_leader(cluster: Cluste
         assert all([await is_refused(20.0) for _ in range(100)])
 
     with_nats(cluster.nats_url, publish)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["killed", "silent", "stopped", "transferred"])
+def test_no_plain_message_is_lost_by_changes_of_the_leader(cluster: Cluster, how: str) -> None:
+    publisher = PlainPublisher(cluster.nats_url, SUBJECT, 20_000, padding=b"x" * 100)
+    publisher.start()
+    for _ in range(3):
+        leader = cluster.leader_of("standby")
+        assert leader is not None
+        change_leader(cluster, leader, how)
+        wait_until_standing_by(cluster)
+    publisher.stop()
+    with cluster.client() as client:
+        assert found(client, publisher) == WHOLE
+
+
+def change_leader(cluster: Cluster, leader: ClusterBroker, how: str) -> None:
+    """Returns when another broker leads, and all run again."""
+    to = next(broker.number for broker in cluster.brokers if broker is not leader)
+    match how:
+        case "killed":
+            leader.kill()
+        case "silent":
+            leader.pause()
+        case "stopped":
+            leader.terminate()
+        case _:
+            with cluster.client() as client:
+                client.transfer_stream("standby", BrokerId(to))
+    eventually(lambda: cluster.leader_of("standby") not in (None, leader), 30, "another broker leads")
+    if how == "silent":
+        leader.resume()
+    elif how != "transferred":
+        leader.spawn()
+    cluster.wait_ready()
