@@ -23,7 +23,7 @@ class PlainPublisher(threading.Thread):
         super().__init__(daemon=True)
         host, _, port = url.removeprefix("nats://").rpartition(":")
         self._socket = socket.create_connection((host, int(port)))
-        self._socket.sendall(b'CONNECT {"verbose":false}\r\n')
+        self._socket.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
         self._subject, self._subjects, self._padding = subject.encode(), subjects, padding
         self._rate, self._is_ending = rate, threading.Event()
         self.sent = 0

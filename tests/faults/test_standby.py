@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def wait_until_standing_by(cluster: Cluster) -> None:
-    """Both followers."""
+def wait_until_standing_by(cluster: Cluster, followers: int = 2) -> None:
+    """So many of them."""
 
     def standing_by() -> float:
         return sum(broker.metrics()['natslog_stream_standing_by{stream="standby"}'] for broker in cluster.brokers)
 
     cluster.wait_in_sync()
-    eventually(lambda: standing_by() == 2, 30, "both followers stand by")
+    eventually(lambda: standing_by() == followers, 30, f"{followers} followers stand by")
 
 
 def kill_leader(cluster: Cluster) -> int:
@@ -75,6 +75,43 @@ def test_plain_messages_survive_a_killed_leader(cluster: Cluster) -> None:
     time.sleep(0.5)
     publisher.stop()
     with cluster.client() as client:
+        assert found(client, publisher) == WHOLE
+
+
+class Heartbeats(PlainPublisher):
+    """Messages of a subject that are all equal, with headers."""
+
+    def _frame(self, number: int) -> bytes:
+        headers = b"NATS/1.0\r\nNatslog-Key: k%d\r\n\r\n" % (number % 3)
+        sizes = b"%d %d" % (len(headers), len(headers) + 5)
+        return b"HPUB %s.beat %s\r\n%salive\r\n" % (self._subject, sizes, headers)
+
+
+def test_equal_messages_are_counted(cluster: Cluster) -> None:
+    publisher = Heartbeats(cluster.nats_url, SUBJECT, 1000)
+    publisher.start()
+    time.sleep(1.0)
+    kill_leader(cluster)
+    time.sleep(0.5)
+    publisher.stop()
+    with cluster.client() as client:
+        eventually(lambda: client.position("standby")["high_watermark"] >= publisher.sent, 30, "all are stored")
+        keys = [key for batch in client.read("standby") for key in batch.column("key").to_pylist()]
+    assert Counter(keys) == Counter(b"k%d" % (number % 3) for number in range(publisher.sent))
+
+
+def test_followers_stand_by_as_the_settings_say(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        client.edit_stream("standby", standby=False)
+        wait_until_standing_by(cluster, 0)
+        client.edit_stream("standby", standby=True, subject="other")
+        wait_until_standing_by(cluster)
+        client.edit_stream("standby", subjects=[f"{SUBJECT}.>", "another"])
+        publisher = PlainPublisher(cluster.nats_url, SUBJECT, 1000)
+        publisher.start()
+        time.sleep(0.5)
+        kill_leader(cluster)
+        publisher.stop()
         assert found(client, publisher) == WHOLE
 
 
