@@ -421,7 +421,7 @@ class Replica:
                 self.state.done(step)
             case _ if step is not None and isinstance(self.state, Leading):
                 self.state.done(step)
-                if isinstance(step, Subscribe):
+                if isinstance(step, Subscribe):  # which has taken it over
                     self.stands_by_for = ()
             case _:
                 pass
@@ -493,12 +493,15 @@ class Replica:
         return self._step
 
     def _note_standby(self) -> None:
-        """The subscription of a follower goes on while its role changes; a leader begins none."""
+        """The subscription goes on while the role changes. A leader begins one where its own has ended."""
         context, record = self.context, self.record
         subjects: tuple[str, ...] = ()
         if record is not None and context.may_have_role and not (self._is_leaving or isinstance(self.state, Closed)):
-            begins = record.leader != context.me
-            subjects = standby_subjects(record, context.me) if begins or self.stands_by_for else ()
+            leading = self.state if isinstance(self.state, Leading) else None
+            is_subscribed = leading is not None and bool(leading.subscribed_to)
+            begins = record.leader != context.me or (leading is not None and leading.is_ready)
+            if not is_subscribed and (begins or self.stands_by_for):
+                subjects = standby_subjects(record, context.me)
         if subjects != self.stands_by_for:
             self.stands_by_for = subjects
             context.notices.append(StandBy(subjects))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from natslog.cluster.replica_steps import BeginEpoch, StandBy, Subscribe
+from natslog.cluster.replica_steps import BeginEpoch, StandBy, Subscribe, Unsubscribe
 from natslog.cluster.standby import answers_requests, standby_subjects
 from natslog.model import StreamRecord
 from tests.unit.cluster.test_calm import Around
@@ -82,9 +82,31 @@ def test_a_broker_that_stops_stands_by_no_more() -> None:
     assert subjects_noted(replica) == [SUBJECTS, ()]
 
 
+def test_a_leader_without_a_session_stands_by_until_it_subscribes_again() -> None:
+    around = Around()
+    replica = follower(around)
+    replica.changed(standby_record(leader=2, leader_epoch=6))
+    assert isinstance(replica.next_step(), BeginEpoch)
+    replica.done()
+    assert replica.next_step() == Subscribe(SUBJECTS)
+    replica.done()
+    assert (replica.next_step(), subjects_noted(replica)) == (None, []), "it did not stand by before"
+    around.has_session = False
+    assert isinstance(replica.next_step(), Unsubscribe)
+    assert subjects_noted(replica) == [], "not before its subscription has ended: nothing is received twice"
+    replica.done()
+    replica.next_step()
+    assert subjects_noted(replica) == [SUBJECTS]
+    around.has_session = True
+    assert replica.next_step() == Subscribe(SUBJECTS)
+    replica.done()
+    assert (replica.next_step(), subjects_noted(replica), replica.stands_by_for) == (None, [], ())
+
+
 @pytest.mark.parametrize(
     ("leader", "ended", "answers"),
     [
+        (2, (1,), 2),  # which receives requests while it does not take messages
         (1, (), None),
         (1, (3,), None),
         (1, (1,), 2),
@@ -97,4 +119,4 @@ def test_a_broker_that_stops_stands_by_no_more() -> None:
 def test_one_follower_answers_requests_while_there_is_no_leader(
     leader: int | None, ended: tuple[int, ...], answers: int | None
 ) -> None:
-    assert answers_requests(standby_record(leader=leader), ended) == answers
+    assert answers_requests(standby_record(leader=leader), 2, ended) == answers

@@ -1,4 +1,4 @@
-"""The subscription of a follower that stands by, until the leader's takes it over with what was kept.
+"""The subscription of a replica that stands by, until the leader's takes it over with what was kept.
 
 Theory of operation. What is received is kept (`StandbyMessages`); twice a second it is compared with the rows that the
 log has got as a copy of the leader's, and what is stored is dropped. A replica that begins to lead compares it once
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("natslog.node")
 
 _COMPARE_EVERY_S = 0.5
-_LOOK_EVERY_S = 0.01
+_CHECK_EVERY_S = 0.01
 _AGAIN_S = 1.0
 _COMPLAIN_EVERY_S = 10.0
 
@@ -63,7 +63,7 @@ class Standby:
         self._comparing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._compared_to = self._seen = 0  # offsets: all rows below were compared; HW at the last look
-        self._looked_s = self._complained_s = -_COMPLAIN_EVERY_S
+        self._checked_s = self._complained_s = -_COMPLAIN_EVERY_S
         self._is_to_answer = self._answers = False  # requests; as soon as, and when NATS has confirmed it
         self._confirming: asyncio.Task[None] | None = None
 
@@ -105,7 +105,7 @@ class Standby:
             self._compare_no_more()
             self._messages.take()
 
-    async def settled(self) -> None:
+    async def quiesced(self) -> None:
         """Returns when it is subscribed as wanted, and nothing is compared."""
         for task in (self._subscribing, self._comparing):
             if task is not None:
@@ -118,16 +118,16 @@ class Standby:
 
     def _receive(self, frames: Frames) -> None:
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOK_EVERY_S:
-            self._look_for_leader(now_s)
+        if now_s - self._checked_s >= _CHECK_EVERY_S:
+            self._check_leader(now_s)
         if self._answers:
             frames = self._without_requests(self._screened(frames))
         if len(frames.rows) and not self._messages.add(frames, now_s):
             self._complain("messages were dropped: the memory for all streams is used up")
 
-    def _look_for_leader(self, now_s: float) -> None:
-        self._looked_s = now_s
-        answering = answers_requests(self._driver.record, self._services.host.ended())
+    def _check_leader(self, now_s: float) -> None:
+        self._checked_s = now_s
+        answering = answers_requests(self._driver.record, self._driver.me, self._services.host.ended())
         self._is_to_answer = answering == self._driver.me
         self._answers &= self._is_to_answer
         if self._is_to_answer and not self._answers and self._confirming is None:
@@ -180,7 +180,7 @@ class Standby:
             self._complain(f"messages were dropped: they cannot be compared with the log ({error})")
             self._driver.stats.standby_dropped += sum(len(frames.rows) for frames in self._messages.take())
         else:
-            self._messages.settle(found, time.monotonic())
+            self._messages.apply(found, time.monotonic())
         self._compared_to = self._seen = end
         self._comparing = None
 
@@ -191,7 +191,7 @@ class Standby:
         this replica has none.
         """
         self._compare_no_more()
-        await self.settled()
+        await self.quiesced()
         if self._handle is None:
             return None
         if subjects != self._subjects:
@@ -199,7 +199,7 @@ class Standby:
         with suppress(NatsUnavailable):  # of rows that the log has, the messages have come by then
             await self._nats.flush()
         await self._compare(ingest.log, ingest.log.log_end_offset)
-        self._messages.settle(self._messages.comparison()(np.zeros(0, np.uint64)), time.monotonic())
+        self._messages.apply(self._messages.comparison()(np.zeros(0, np.uint64)), time.monotonic())
         left = [self._without_requests(frames) for frames in self._messages.take()]
         self._give(left, ingest)
         handle, self._handle = self._handle, None

@@ -94,7 +94,7 @@ class StepExecutor:
             case Repair(messages=messages, companion=of_companion):
                 await self._repair(messages, of_companion)
             case Close():
-                await self.standby.settled()
+                await self.standby.quiesced()
                 log = self._log()
                 for one in driver.replicated:
                     one.mark_sessions()  # followers request from another leader

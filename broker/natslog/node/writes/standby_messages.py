@@ -2,7 +2,7 @@
 
 Theory of operation. Frames are copied as they come, into parts of up to 1 MiB or 0.25 s. Now and then all parts are
 compared with the rows that the log has got since the last time (`compared`, in a thread), and what is stored is dropped
-(`settle`). A row may come before its message, since NATS delivers to each subscriber by itself: it counts for 3 s.
+(`apply`). A row may come before its message, since NATS delivers to each subscriber by itself: it counts for 3 s.
 
 What stays for 10 s was refused by the leader, or lost on the leader's connection; it is dropped as well. Where the
 memory for all streams is used up, the oldest messages of the stream are dropped and counted.
@@ -128,7 +128,7 @@ class StandbyMessages:
 
         return compare
 
-    def settle(self, found: Compared, now_s: float) -> None:
+    def apply(self, found: Compared, now_s: float) -> None:
         """Drops what is stored, and what was kept for too long. Of the last comparison."""
         at, kept = 0, list[Part]()
         for part in found.parts:

@@ -31,7 +31,7 @@ class Kept:
 
     def stored(self, *values: bytes, at_s: float = 0.0) -> None:
         compare = self.messages.comparison()
-        self.messages.settle(compare(words_of_frames(frames(*values)) if values else np.zeros(0, np.uint64)), at_s)
+        self.messages.apply(compare(words_of_frames(frames(*values)) if values else np.zeros(0, np.uint64)), at_s)
 
     def taken(self) -> list[bytes]:
         taken = values_of(self.messages.take())
@@ -89,5 +89,5 @@ def test_what_is_dropped_during_a_comparison_stays_dropped() -> None:
     kept.messages.add(frames(b"2" * 1_000), 0.3)
     compare = kept.messages.comparison()
     kept.messages.add(frames(b"3" * 1_000), 0.6)
-    kept.messages.settle(compare(words_of_frames(frames(b"2" * 1_000))), 0.7)
+    kept.messages.apply(compare(words_of_frames(frames(b"2" * 1_000))), 0.7)
     assert kept.taken() == [b"3" * 1_000]
