@@ -51,10 +51,8 @@ from natslog.cluster.replica_steps import (
     OpenCompanion,
     Repair,
     SetAside,
-    StandBy,
     Step,
     StopWriting,
-    Subscribe,
     Surroundings,
     Unfollow,
 )
@@ -68,7 +66,6 @@ from natslog.cluster.roles import (
     LeaderReplica,
     Verdict,
 )
-from natslog.cluster.standby import standby_subjects
 from natslog.cluster.tracks import Timeouts
 from natslog.errors import CorruptLog, DataDirError, NatslogError, StorageFailed
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
@@ -89,7 +86,6 @@ class Replica:
 
     Attributes:
         context: what the roles share. logs: how far they are committed, and what was found damaged in them.
-        stands_by_for: the subjects of the subscription of a follower, until the leader's takes it over.
     """
 
     def __init__(
@@ -107,7 +103,6 @@ class Replica:
         self._has_stale_writer = False
         self._without_time: tuple[Epoch, float] | None = None  # the epoch that waits for the others' clocks, since when
         self._is_leaving = False
-        self.stands_by_for: tuple[str, ...] = ()
 
     # ---- what others may ask ----
 
@@ -421,8 +416,6 @@ class Replica:
                 self.state.done(step)
             case _ if step is not None and isinstance(self.state, Leading):
                 self.state.done(step)
-                if isinstance(step, Subscribe):  # which has taken it over
-                    self.stands_by_for = ()
             case _:
                 pass
 
@@ -489,22 +482,8 @@ class Replica:
         if self._step is not None:
             return None
         self._step = StopWriting(abandon=True) if self._has_stale_writer else self._chosen_step()
-        self._note_standby()
+        self.context.note_standby(can_be=not (self._is_leaving or isinstance(self.state, Closed)))
         return self._step
-
-    def _note_standby(self) -> None:
-        """The subscription goes on while the role changes. A leader begins one where its own has ended."""
-        context, record = self.context, self.record
-        subjects: tuple[str, ...] = ()
-        if record is not None and context.may_have_role and not (self._is_leaving or isinstance(self.state, Closed)):
-            leading = self.state if isinstance(self.state, Leading) else None
-            is_subscribed = leading is not None and bool(leading.subscribed_to)
-            begins = record.leader != context.me or (leading is not None and leading.is_ready)
-            if not is_subscribed and (begins or self.stands_by_for):
-                subjects = standby_subjects(record, context.me)
-        if subjects != self.stands_by_for:
-            self.stands_by_for = subjects
-            context.notices.append(StandBy(subjects))
 
     def _chosen_step(self) -> Step | None:
         context = self.context

@@ -346,7 +346,7 @@ class _BrokerCollector:
             ),
             "standing_by": (
                 "1 while this follower receives the messages of the stream, too (standby)",
-                lambda stream: float(stream.is_standing_by),
+                lambda stream: float(stream.driver.steps.standby.is_subscribed),
             ),
             "damaged": (
                 "1 while a part of this replica is damaged and not yet repaired",

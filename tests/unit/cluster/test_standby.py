@@ -70,7 +70,7 @@ def test_the_subscription_goes_on_until_that_of_the_leader_takes_it_over() -> No
     assert replica.next_step() == Subscribe(SUBJECTS)
     replica.done()
     replica.next_step()
-    assert (subjects_noted(replica), replica.stands_by_for) == ([], ())
+    assert (subjects_noted(replica), replica.context.stands_by_for) == ([], ())
 
 
 def test_a_broker_that_stops_stands_by_no_more() -> None:
@@ -100,7 +100,7 @@ def test_a_leader_without_a_session_stands_by_until_it_subscribes_again() -> Non
     around.has_session = True
     assert replica.next_step() == Subscribe(SUBJECTS)
     replica.done()
-    assert (replica.next_step(), subjects_noted(replica), replica.stands_by_for) == (None, [], ())
+    assert (replica.next_step(), subjects_noted(replica), replica.context.stands_by_for) == (None, [], ())
 
 
 @pytest.mark.parametrize(

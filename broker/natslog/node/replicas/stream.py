@@ -159,11 +159,6 @@ class HostedStream:
         return self._steps.is_subscribed
 
     @property
-    def is_standing_by(self) -> bool:
-        """Whether it is subscribed as a follower."""
-        return self._steps.standby.is_subscribed
-
-    @property
     def has_companion_records(self) -> bool:
         """Whether it leads, and has all committed records of the companion log, if there is one."""
         return self._replica.is_leading and not self.companion.is_missing
