@@ -148,6 +148,12 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         str | None,
         Name("The declaration that natslog apply --prune may delete the stream for; none.", null=None),
     ] = None
+    standby: Annotated[
+        bool,
+        Flag(
+            "In-sync followers subscribe as well, and store what is published without acks at a failover.", null=False
+        ),
+    ] = False
     jetstream: JetStreamSettings | None = None
 
     @property

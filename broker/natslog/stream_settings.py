@@ -148,6 +148,12 @@ def _check_limits(settings: StreamSettings, changes: dict[str, Any]) -> None:
             "roll-ups require the purge permission: a stream has either deny_purge or allow_rollup",
             setting="allow_rollup",
         )
+    if settings.standby and settings.group is not None:
+        raise InvalidRequest(
+            "standby requires a stream without group: NATS delivers each message to one member of a group, so "
+            "followers would not receive what the leader receives. Remove one of both settings",
+            setting="standby",
+        )
     if {"max_age_s", "ttl_s"} & set(changes):
         _check_ttl(settings)
     is_chosen = settings.dedupe_window_s != DEFAULT_WINDOW_S  # the default is in exports, too

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from natslog.client.publisher import Publisher, Rows
 from natslog.nats_server import NatsServer
 from tests.bench.cluster_sides import three_brokers
 from tests.bench.pairs import Comparison, console
+from tests.bench.processor_time import processor_seconds
 from tests.bench.sides import STREAM, SUBJECT, raw_publish, scratch
 from tests.harness import BrokerProcess, eventually
 
@@ -120,38 +122,60 @@ class _Ticker(threading.Thread):
 
 
 def without_acks(times: int) -> list[Comparison]:
-    """How many messages published without acks a change of leader loses, in seconds of a steady flow."""
-    ways: dict[str, Callable[[NatslogClient, list[BrokerProcess], int], None]] = {
+    """What a change of leader does to messages published without acks, without and with `standby`: how many are lost,
+    in seconds of a steady flow, and how many are doubled; and what the flow costs meanwhile.
+    """
+    ways: dict[str, Act] = {
         "handed over (natslog cluster transfer)": lambda client, _, leader: client.transfer_stream(
             STREAM, leader % 3 + 1
         ),
         "leader stopped in order (SIGTERM)": lambda _, brokers, leader: brokers[leader - 1].terminate(),
         "leader killed": lambda _, brokers, leader: brokers[leader - 1].kill(),
     }
-    return [_lost(f"publishing without acks: {how}", act, times) for how, act in ways.items()]
+    return [_lost(how, act, times, standby=standby) for standby in (False, True) for how, act in ways.items()]
 
 
-def _lost(title: str, act: Act, times: int) -> Comparison:
-    found = Comparison(f"{title}: lost", "s of the flow", 10.0, is_bound=True, notes={"rate_per_s": _RATE_PER_S})
+def _lost(how: str, act: Act, times: int, *, standby: bool) -> Comparison:
+    title = f"publishing without acks{', with standby' if standby else ''}: {how}: lost"
+    found = Comparison(title, "s of the flow", 0.0 if standby else 10.0, is_bound=True, quantile=1.0)
+    doubled, microseconds = list[float](), list[float]()
+    found.notes = {"rate_per_s": _RATE_PER_S, "doubled_share": doubled, "processor_us_per_message": microseconds}
     with scratch() as folder, three_brokers(folder / "natslog") as (server, brokers):
         client = brokers[0].client()
         client.servers = tuple(broker.url for broker in brokers)
-        client.create_stream(STREAM, SUBJECT, replicas=3)
+        client.create_stream(STREAM, SUBJECT, replicas=3, standby=standby)
         for _ in range(times):
-            found.ours.append(_lost_once(server.url, client, brokers, act) / _RATE_PER_S)
-            console.print(f"  {title}: {found.ours[-1]:.2f} s of the flow")
+            once = _lost_once(server, client, brokers, act)
+            found.ours.append(once.lost / _RATE_PER_S)
+            doubled.append(once.doubled / once.sent)
+            microseconds.append(once.processor_us)
+            console.print(f"  {title}: {found.ours[-1]:.3f} s of the flow; {once}")
             for broker in brokers:
                 if not broker.ready():
                     broker.start()
     return found
 
 
-def _lost_once(url: str, client: NatslogClient, brokers: list[BrokerProcess], act: Act) -> int:
+@dataclass(frozen=True, slots=True)
+class _Once:
+    """`processor_us`: of brokers and NATS server, for a message of the flow before the change."""
+
+    sent: int
+    lost: int
+    doubled: int
+    processor_us: float
+
+
+def _lost_once(server: NatsServer, client: NatslogClient, brokers: list[BrokerProcess], act: Act) -> _Once:
     eventually(lambda: len(client.position(STREAM)["isr"]) == 3, 60)
     start = client.position(STREAM)["high_watermark"]
-    ticker = _Ticker(url)
+    ticker = _Ticker(server.url)
     ticker.start()
     eventually(lambda: client.position(STREAM)["high_watermark"] > start + _RATE_PER_S, 30)
+    processes = [server.pid, *(broker.pid for broker in brokers)]
+    seconds, sent = processor_seconds(processes), ticker.sent
+    time.sleep(_CATCH_UP_S)
+    seconds, sent = processor_seconds(processes) - seconds, ticker.sent - sent
     leader = client.position(STREAM)["leader"]
     act(client, brokers, leader)
     eventually(lambda: client.position(STREAM)["leader"] != leader, 30)
@@ -159,9 +183,12 @@ def _lost_once(url: str, client: NatslogClient, brokers: list[BrokerProcess], ac
     ticker.stop = True
     ticker.join(30)
     time.sleep(_CATCH_UP_S)
-    return ticker.sent - _distinct(client, start)
+    stored, distinct = _stored(client, start)
+    return _Once(ticker.sent, ticker.sent - distinct, stored - distinct, seconds / sent * 1e6)
 
 
-def _distinct(client: NatslogClient, start: int) -> int:
+def _stored(client: NatslogClient, start: int) -> tuple[int, int]:
+    """How many messages, and how many different ones."""
     batches = client.read(STREAM, start, columns=["value"])
-    return len({value for batch in batches for value in batch.column("value").to_pylist()})
+    values = [value for batch in batches for value in batch.column("value").to_pylist()]
+    return len(values), len(set(values))

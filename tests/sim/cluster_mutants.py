@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from natslog.cluster import controller, leading, metadata, roles, stream_changes
+from natslog.cluster import controller, leading, metadata, replica_context, roles, stream_changes
 from natslog.cluster.commands import Appointment, DisableReplicas, Outcome, Proposal, StopBroker
 from natslog.cluster.controller import Controller
 from natslog.cluster.metadata import Metadata
@@ -391,6 +391,8 @@ IN_TIME: dict[str, Patch] = {
     "a leader that restarts goes on in its epoch": replaced(Metadata, "_begin_life", go_on_in_epoch),
     "a damaged replica stays in the ISR": replaced(Metadata, "_disable", lambda self, record, broker: False),
     "a damaged replica serves what is left": run_by(LeadsDamaged),
+    "in-sync followers do not stand by": replaced(ReplicaContext, "note_standby", lambda self, *, can_be: None),
+    "any replica stands by": replaced(replica_context, "standby_subjects", lambda record, me: record.settings.subjects),
     "HW rests inside a run": replaced(Track, "_whole_runs_below", lambda self, end: end),
     "who takes office keeps a part of a run": run_by(KeepsUnfinishedRuns),
     "a follower's HW inside a run": run_by(FollowsIntoRuns),

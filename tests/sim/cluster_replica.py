@@ -29,12 +29,14 @@ from natslog.cluster.replica_steps import (
     ProposeIsr,
     Repair,
     SetAside,
+    StandBy,
     Step,
     StopWriting,
     Subscribe,
     Unsubscribe,
 )
 from natslog.cluster.roles import BeginAt, CutTo, FollowerReplica, LeaderReplica, Matching
+from natslog.cluster.standby import standby_subjects
 from natslog.cluster.stream_time import StreamClock
 from natslog.errors import CorruptLog, StorageFull
 from natslog.model import BrokerId, Epoch, StreamRecord
@@ -100,6 +102,7 @@ class SimReplica:
         self.fetch_number = len(life.disk.lives) * 1_000_000  # no answer to a former life is taken for one
         self.fetching_since_ms = LONG_AGO_MS
         self.removals: SimRemovals | None = None
+        self.stands_by_for: tuple[str, ...] = ()  # as it was told
         self.companion = SimCompanion(self)
 
     # ---- what others ask ----
@@ -191,6 +194,15 @@ class SimReplica:
             self.perform(step)
         elif not self.is_stepping and self.machine.is_finished:
             self.life.let_go(self)
+        self.check_standby()
+
+    def check_standby(self) -> None:
+        """Every in-sync follower stands by, and none that is subscribed as the leader."""
+        record, is_subscribed = self.record, self.is_subscribed
+        require(not (is_subscribed and self.stands_by_for), f"broker {self.me} is subscribed twice")
+        if self.follower is not None and record is not None and self.machine.is_reconciled:
+            wanted = standby_subjects(record, self.me)
+            require(self.stands_by_for == wanted, f"broker {self.me} stands by for {self.stands_by_for}, not {wanted}")
 
     def finish(self, outcome: Callable[[], None]) -> None:
         """The step under way has come to its end."""
@@ -212,6 +224,8 @@ class SimReplica:
             case Halted(why=why):
                 self.world.note(f"{self.me} {self.name} halts: {why}")
                 require(self.cluster.is_reckless, f"broker {self.me} halts: {why}")
+            case StandBy(subjects=subjects):
+                self.stands_by_for = subjects
             case _:
                 pass
 
@@ -239,7 +253,10 @@ class SimReplica:
                 self.finish(done)
             case BeginEpoch():
                 self.life.sync(lambda: self.finish(lambda: self.begin_epoch(step.epoch)))
-            case Subscribe() | Unsubscribe():
+            case Subscribe():
+                self.stands_by_for = ()  # taken over
+                self.finish(done)
+            case Unsubscribe():
                 self.finish(done)
             case Drain():
                 self.when_written(lambda: self.finish(done))

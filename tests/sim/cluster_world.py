@@ -465,7 +465,7 @@ def founding(
     for number in numbers:
         state.apply(RegisterBroker(broker=BrokerRecord(id=number, url="", directory=str(number), nonce="n0")))
     for name in names:
-        settings = StreamSettings(subject=name, replicas=replicas, min_isr=min_isr)
+        settings = StreamSettings(subject=name, replicas=replicas, min_isr=min_isr, standby=True)
         placement = numbers[:replicas]
         state.apply(CreateStream(name=name, id=IDS[name], settings=settings, created_us=0, placement=placement))
         state.streams[name] = msgspec.structs.replace(state.streams[name], holders=placement)

@@ -115,3 +115,12 @@ def test_discard_is_old_or_new() -> None:
         parse_settings({"subject": "a", "discard": "none"})
     assert parse_settings({"subject": "a", "discard": "new"}).discard == "new"
     assert parse_settings({"subject": "a", "discard": "old"}).discard == "old"
+
+
+def test_followers_of_a_group_cannot_stand_by() -> None:
+    with pytest.raises(InvalidRequest, match="standby requires a stream without group"):
+        parse_settings({"subject": "a", "standby": True, "group": "g"})
+    was = parse_settings({"subject": "a", "standby": True})
+    with pytest.raises(InvalidRequest, match="standby requires a stream without group"):
+        parse_settings({"group": "g"}, was)
+    assert parse_settings({"group": "g", "standby": None}, was).group == "g"

@@ -7,7 +7,7 @@ broker can be downgraded. A level never goes back.
 
     level 1   natslog 0.1.0: 0.2.0 raises it, this version refuses it (ADR 52)
     level 2   natslog 0.2.0
-    level 3   brokers that announce their stop, sealed segments that are merged
+    level 3   brokers that announce their stop, sealed segments that are merged, streams with `standby`
 
 Levels 1 and 2 are final. Level 3 is final with natslog 0.3.0.
 """
@@ -25,6 +25,8 @@ MERGING_LEVEL = 3
 """From this level on, small sealed segments become one; after a crash, 0.2.0 may find their offsets twice."""
 STOP_LEVEL = 3
 """From this level on, a broker that stops gracefully announces it, and becomes the leader of no stream."""
+STANDBY_LEVEL = 3
+"""From this level on, streams may have the setting `standby`; 0.2.0 cannot read a record with it."""
 FIRST_VERSION = {1: "0.1.0", 2: "0.2.0", 3: "0.3.0"}
 """By level, the first version of natslog that supports it."""
 

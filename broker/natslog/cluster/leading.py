@@ -43,6 +43,7 @@ class Leading:
         self._context = context
         self._transfer: _Transfer | None = None
         self._contact_ms: Mapping[BrokerId, float] = {}
+        context.is_subscribed = None
         companion = context.logs.companion
         if companion is not None:
             self.begin_companion()
@@ -191,8 +192,9 @@ class Leading:
         match step:
             case Subscribe(subjects=subjects, group=group):
                 self.subscribed_to, self.group, self.is_ready = subjects, group, True
+                self._context.is_subscribed, self._context.stands_by_for = True, ()
             case Unsubscribe():
-                self.subscribed_to = ()
+                self.subscribed_to, self._context.is_subscribed = (), False
             case Drain() if self._transfer is not None:
                 self._transfer.is_drained = True
                 self.propose_transfer()

@@ -482,6 +482,7 @@ class Replica:
         if self._step is not None:
             return None
         self._step = StopWriting(abandon=True) if self._has_stale_writer else self._chosen_step()
+        self.context.note_standby(can_be=not (self._is_leaving or isinstance(self.state, Closed)))
         return self._step
 
     def _chosen_step(self) -> Step | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from natslog.cluster.attempts import Attempts
 from natslog.cluster.commands import BackgroundCommand, DisableReplicas, HoldCompanions, HoldReplicas
-from natslog.cluster.replica_steps import Log, Notice, OpenCompanion, Propose, Surroundings
+from natslog.cluster.replica_steps import Log, Notice, OpenCompanion, Propose, StandBy, Surroundings
 from natslog.cluster.roles import LeaderReplica
+from natslog.cluster.standby import standby_subjects
 from natslog.cluster.tracks import Timeouts
 from natslog.errors import NatslogError
 from natslog.model import BrokerId, Epoch, StreamRecord
@@ -81,6 +82,8 @@ class ReplicaContext:
         record: the newest that is known here; None once the stream was deleted or moved away.
         now_ms: of a clock that never jumps, as the last input stated it.
         problem: why a step failed, where the replica does not serve because of it. not_before_ms: when it is repeated.
+        is_subscribed: as the leader; None: not yet in its present role. stands_by_for: the subjects of a subscription
+            beside that of a leader, until that one takes it over.
         is_stopping: the broker stops. is_halted: the leader's log contradicts committed messages of this replica.
     """
 
@@ -98,6 +101,8 @@ class ReplicaContext:
         self.not_before_ms = 0.0
         self.notices: list[Notice] = []
         self.is_stopping = self.is_halted = False
+        self.is_subscribed: bool | None = None
+        self.stands_by_for: tuple[str, ...] = ()
         self._attempts = Attempts()
 
     # ---- what the record states of this replica ----
@@ -140,6 +145,17 @@ class ReplicaContext:
         return self.logs.companion is None and self.record is not None and self.record.has_companion
 
     # ---- steps and notices ----
+
+    def note_standby(self, *, can_be: bool) -> None:
+        """The subscription goes on while the role changes. A leader begins one where its own has ended."""
+        record = self.record
+        subjects: tuple[str, ...] = ()
+        if record is not None and can_be and self.may_have_role and not self.is_subscribed:
+            begins = record.leader != self.me or self.is_subscribed is False
+            subjects = standby_subjects(record, self.me) if begins or self.stands_by_for else ()
+        if subjects != self.stands_by_for:
+            self.stands_by_for = subjects
+            self.notices.append(StandBy(subjects))
 
     @property
     def waits(self) -> bool:

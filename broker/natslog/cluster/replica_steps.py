@@ -189,6 +189,15 @@ class Unfollow:
 
 
 @dataclass(frozen=True, slots=True)
+class StandBy:
+    """Receive these subjects as well, and keep what the log does not have yet; none: no more. The next `Subscribe`
+    takes the subscription over, with what was kept.
+    """
+
+    subjects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Propose:
     """A change of the metadata. It may be lost or refused: the record shows the result."""
 
@@ -218,4 +227,4 @@ class Damaged:
     error: NatslogError
 
 
-Notice: TypeAlias = Follow | Unfollow | Propose | ProposeIsr | Halted | Damaged
+Notice: TypeAlias = Follow | Unfollow | StandBy | Propose | ProposeIsr | Halted | Damaged

@@ -344,6 +344,10 @@ class _BrokerCollector:
                 "1 if writes are refused because fewer than min_isr replicas are in sync",
                 lambda stream: float(len(stream.record.isr) < stream.record.settings.min_isr),
             ),
+            "standing_by": (
+                "1 while this follower receives the messages of the stream, too (standby)",
+                lambda stream: float(stream.driver.steps.standby.is_subscribed),
+            ),
             "damaged": (
                 "1 while a part of this replica is damaged and not yet repaired",
                 lambda stream: float(stream.damage is not None),
@@ -395,6 +399,8 @@ class _BrokerCollector:
             "runs_duplicate": ("Duplicate direct appends, which were already stored", "run_duplicates"),
             "run_seconds": ("Time spent in storing direct appends", "run_seconds"),
             "unread_envelopes": ("Messages that began as an envelope and were stored as they are", "unread_envelopes"),
+            "standby_stored": ("Messages stored at a failover, which only followers had received", "standby_stored"),
+            "standby_dropped": ("Messages for which followers that stand by had no memory", "standby_dropped"),
             "acks_unsent": ("Acks that could not be sent because NATS was not connected", "acks_unsent"),
         }
         for name, (text, attribute) in counters.items():

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from natslog.arrow.row_buffers import offsets_of
 from natslog.errors import NatslogError
 from natslog.ingest.columns import Texts
 from natslog.wire import native
@@ -126,6 +127,13 @@ def refused(
     return publish_frames(subjects.filter(asking), bodies.filter(asking))
 
 
+def no_responders(replies: Texts) -> memoryview:
+    """What the NATS server answers where nobody subscribes, to each of these reply subjects."""
+    frames = pc.binary_join_element_wise(b"HPUB ", replies.to_arrow(pa.binary()), _NO_RESPONDERS, b"")
+    return memoryview(frames.buffers()[2])[: offsets_of(frames)[-1]]
+
+
+_NO_RESPONDERS = b" 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 _ERR_CODES = {
     "storage_full": 10047,
     "message_too_large": 10054,

@@ -134,6 +134,7 @@ class Broker:
             readers=self.readers,
             memory=self.memory,
             link_to=self.cluster.link_to,
+            ended=lambda: self.cluster.links.ended,
             requests=self._requested,
             broker=self,
         )

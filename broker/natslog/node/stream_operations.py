@@ -31,6 +31,7 @@ from natslog.cluster.commands import (
     ResizeReplicas,
     SealStream,
 )
+from natslog.cluster.features import STANDBY_LEVEL
 from natslog.cluster.metadata import Metadata
 from natslog.cluster.placement import Loads
 from natslog.cluster.stream_changes import require_deletable, require_purgeable, sealed_already, wanted_replicas
@@ -210,7 +211,14 @@ class StreamOperations:
         await self._removing.record_gaps(stream)
 
     def _check(self, settings: StreamSettings) -> None:
-        """Raises InvalidRequest: what depends on this broker's settings."""
+        """Raises InvalidRequest: what depends on this broker's settings, and on those of the cluster."""
+        level = self._state.feature_level
+        if settings.standby and level < STANDBY_LEVEL:
+            raise InvalidRequest(
+                f"standby requires feature level {STANDBY_LEVEL}, and the cluster is at level {level}: upgrade all "
+                "brokers, then run natslog cluster finalize-upgrade",
+                setting="standby",
+            )
         plain = [subject for subject in settings.subjects if not is_wildcard(subject.split(".")[0])]
         for subject, prefix in product(plain, self._config.ack_reply_prefixes):
             if overlap(subject, f"{prefix}>"):

@@ -296,6 +296,7 @@ class NatsLink:
             except (ConnectionClosedError, NatsUnavailable):
                 pass  # a lost server gets the request again when it is connected
             except (NatsError, OSError) as error:
+                self._attachments.remove(attachment)
                 raise NatsUnavailable(
                     f"cannot subscribe to {', '.join(subjects)} at {self.shown_url}: {error}", url=self.shown_url
                 ) from error
@@ -318,6 +319,13 @@ class NatsLink:
                 await client._send_unsubscribe(sid)
             await self._subscribe(handle)
             await self.flush()
+
+    def redirect(self, handle: object, receiver: Receiver) -> None:
+        """All frames of the attachment that have not been received yet go to this receiver, without a gap."""
+        assert isinstance(handle, _Attachment)
+        handle.receiver = receiver
+        if self._demux is not None and handle.group and handle.subscribed_by is self._client:
+            self._demux.receivers[handle.group] = receiver
 
     async def _subscribe(self, attachment: _Attachment) -> None:
         client, demux = self._client, self._demux

@@ -207,6 +207,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "allow_rollup": st.booleans(),
     "placement_tags": st.lists(NAMES, max_size=3, unique=True),
     "prevent_delete": st.booleans(),
+    "standby": st.booleans(),
     "managed_by": st.none() | NAMES,
 }
 

@@ -163,6 +163,7 @@ STREAM: dict[str, Any] = {
     "group": NAME,
     "managed_by": NAME,
     "prevent_delete": NUMBER,
+    "standby": NUMBER,
     "placement_tags": [NAME],
     **dict.fromkeys(("tombstone_retention", "ttl", "discard", "compression", "acks", "max_age", "dedupe_window"), WORD),
     **dict.fromkeys(("import_state", "created"), WORD),

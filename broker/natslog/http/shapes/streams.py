@@ -153,6 +153,7 @@ class Stream(msgspec.Struct, kw_only=True):
     allow_rollup: bool
     placement_tags: list[str]
     prevent_delete: bool
+    standby: bool
     managed_by: str | None
     settings_version: Count
     max_age: str | None

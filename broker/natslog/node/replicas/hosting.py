@@ -69,6 +69,7 @@ class Hosting:
         readers: Executor,
         memory: IngestMemory,
         link_to: Callable[[BrokerId], DialledLink | None],
+        ended: Callable[[], frozenset[BrokerId]],
         requests: Supervisor,
         broker: ReplicaOwner,
     ) -> None:
@@ -78,7 +79,7 @@ class Hosting:
         self.fetchers: dict[BrokerId, Fetcher] = {}
         self._data_dir, self._group, self._nats = data_dir, group, nats
         self._writers, self._readers = writers, readers
-        self._link_to, self._requests, self._broker = link_to, requests, broker
+        self._link_to, self.ended, self._requests, self._broker = link_to, ended, requests, broker
         self._by_id: dict[StreamId, HostedStream] = {}
         self._leaving: set[HostedStream] = set()
         self._deleting: set[StreamId] = set()

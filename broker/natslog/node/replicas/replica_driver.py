@@ -27,6 +27,7 @@ from natslog.cluster.replica_steps import (
     OpenCompanion,
     Propose,
     ProposeIsr,
+    StandBy,
     Step,
     Unfollow,
 )
@@ -284,6 +285,8 @@ class ReplicaDriver:
             case Unfollow():
                 for one in self.replicated:
                     services.host.forget(one)
+            case StandBy(subjects=subjects):
+                self.steps.standby.subscribe(subjects)
             case Propose(command=command):
                 services.proposals.propose(command)
             case ProposeIsr(change=change):

@@ -27,6 +27,9 @@ from natslog.node.writes.ingest_memory import IngestMemory, LatencyHistogram
 from natslog.node.writes.pace import DiskPace
 from natslog.wire.lanes import NatsLanes
 
+STANDBY_BYTES = 128 * 1024 * 1024
+"""What a broker keeps of all streams that it stands by for."""
+
 if TYPE_CHECKING:
     from natslog.node.replicas.replicated_log import ReplicatedLog
 
@@ -39,6 +42,9 @@ class ReplicaHost(Protocol):
 
     def forget(self, log: ReplicatedLog) -> None:
         """Fetches it no more."""
+
+    def ended(self) -> frozenset[BrokerId]:
+        """Brokers whose processes have ended since a link to them was up."""
 
     def appointed(self, record: StreamRecord) -> None:
         """This broker leads the stream from now on, and its followers come."""
@@ -68,7 +74,9 @@ class ReplicaOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Args: `writers`, `readers`: threads for blocking work. `tasks`: those of the replicas."""
+    """Args: `writers`, `readers`: threads for blocking work. `tasks`: those of the replicas. `standby_memory`: for what
+    followers that stand by keep.
+    """
 
     config: BrokerConfig
     data_dir: DataDir
@@ -87,6 +95,7 @@ class Services:
     pace: DiskPace = field(default_factory=DiskPace)
     kept_counts: KeptCounts = field(default_factory=KeptCounts)
     recent_room: RecentRoom = field(default_factory=RecentRoom)
+    standby_memory: IngestMemory = field(default_factory=lambda: IngestMemory(STANDBY_BYTES))
     commit_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     @property

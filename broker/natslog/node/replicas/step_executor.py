@@ -37,6 +37,7 @@ from natslog.node.replicas.direct_requests import DirectRequests
 from natslog.node.replicas.log_folder import storage_error
 from natslog.node.replicas.replicated_log import ReplicatedLog
 from natslog.node.replicas.settings_in_force import adopt_settings, refusal_of
+from natslog.node.replicas.standby import Standby
 from natslog.node.threads import in_thread
 from natslog.node.writes.dedupe_rebuild import PreparedDedupe, prepared_dedupe, rebuilt_dedupe
 from natslog.node.writes.stream_ingest import StreamIngest
@@ -58,6 +59,7 @@ class StepExecutor:
 
     Attributes:
         messages: the log of messages, while it is open. ingest: of the leader. nats: the connection of this stream.
+        standby: the subscription of a follower.
     """
 
     def __init__(self, driver: ReplicaDriver, stream: HostedStream, services: Services) -> None:
@@ -69,6 +71,7 @@ class StepExecutor:
         self._subscription: object | None = None
         self._is_unsubscribing = False
         self._direct = DirectRequests(self.nats)
+        self.standby = Standby(driver, self.nats, services, self._ack_rules)
         self._adopted = driver.record  # whose settings are in force
         self._prepared: PreparedDedupe | None = None
         self._preparing = asyncio.Lock()
@@ -91,6 +94,7 @@ class StepExecutor:
             case Repair(messages=messages, companion=of_companion):
                 await self._repair(messages, of_companion)
             case Close():
+                await self.standby.quiesced()
                 log = self._log()
                 for one in driver.replicated:
                     one.mark_sessions()  # followers request from another leader
@@ -218,6 +222,7 @@ class StepExecutor:
         """Returns when the server has the subscription, or NATS is unreachable: then it gets it on reconnection."""
         ingest = self.ingest
         assert ingest is not None, "a leader has an ingest"
+        self._subscription = self._subscription or await self.standby.taken_over(subjects, ingest)
         if self._subscription is not None:
             await self.nats.move(self._subscription, subjects)
             return

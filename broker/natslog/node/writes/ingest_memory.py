@@ -98,4 +98,6 @@ class IngestStats:
         self.runs = 0
         self.run_duplicates = 0
         self.run_seconds = 0.0
+        self.standby_stored = 0
+        self.standby_dropped = 0
         self.refused: Counter[str] = Counter()
