@@ -157,6 +157,41 @@ def test_number_of_readers_changes_in_the_middle_of_a_batch(
         query.stop()
 
 
+def test_a_stream_that_is_read_twice_has_both_outputs(
+    spark: SparkSession,
+    started: Starting,
+    broker: BrokerProcess,
+    client: NatslogClient,
+    nats_url: str,
+    name: str,
+    out: str,
+) -> None:
+    """Each source of a query has positions of its own in the target."""
+
+    def both(rows: DataFrame) -> DataFrame:
+        other = spark.readStream.format("natslog").options(servers=broker.url, stream=name).load()
+        a, b = (one.select("stream", "offset", F.concat(F.lit(mark), F.col("value").cast("string")).alias("value"))
+                for one, mark in ((rows, "a"), (other, "b")))  # fmt: skip
+        return a.union(b)
+
+    for turn in range(2):
+        publish_acked(nats_url, f"{name}.a", numbers(20 * turn, 20))
+        query = started("1 hour", both)
+        found = stored(client, out, query, 40 * (turn + 1))
+        assert sorted(found) == sorted(mark + value for mark in (b"a", b"b") for value in numbers(0, 20 * (turn + 1)))
+        query.stop()
+
+
+def test_a_row_that_is_refused_ends_the_query_at_once(
+    started: Starting, client: NatslogClient, nats_url: str, name: str, out: str
+) -> None:
+    """Not only when the next row comes, or the batch ends."""
+    publish_acked(nats_url, f"{name}.a", numbers(0, 1))
+    query = started("1 hour", lambda rows: rows.withColumn("value", F.lit(None).cast("binary")))
+    eventually(lambda: not query.isActive, 60, "the query ends")
+    assert "value is null" in str(query.exception())
+
+
 def _in_python(rows: DataFrame) -> DataFrame:
     same = F.udf(lambda value: value, StringType())
     return rows.select("stream", "offset", same(F.col("value").cast("string")).alias("value"))

@@ -363,12 +363,12 @@ def test_rows_of_one_request_follow_the_last_batch_of_their_producer(
 ) -> None:
     client.create_stream(name, name)
     staged_before = broker.metrics()["natslog_staged_bytes"]
-    assert in_one(broker, name, "q.a", 7, 3, [b"a", b"b"]) == (200, {"start": 0, "end": 2, "duplicate": False})
-    assert in_one(broker, name, "q.a", 7, 3, [b"a", b"b"]) == (200, {"start": 0, "end": 2, "duplicate": True})
+    assert in_one(broker, name, "q.a", 7, 0, [b"a", b"b"]) == (200, {"start": 0, "end": 2, "duplicate": False})
+    assert in_one(broker, name, "q.a", 7, 0, [b"a", b"b"]) == (200, {"start": 0, "end": 2, "duplicate": True})
     assert in_one(broker, name, "q.a", 9, 7, [b"c"]) == (200, {"start": 2, "end": 3, "duplicate": False})
     status, body = in_one(broker, name, "q.a", 12, 7, [b"d", b"e"])
     assert (status, body["error"]["code"], body["error"]["last_batch"]) == (409, "batch_conflict", 9)
-    assert "batch 12 of q.a follows batch 7, but the last one is 9: another writer" in body["error"]["message"]
+    assert "batch 12 of q.a follows batch 7, but its last batch is 9: another writer" in body["error"]["message"]
     for batch, after, values in ((9, 7, [b"other"]), (8, 7, [b"c"])):
         assert in_one(broker, name, "q.a", batch, after, values)[0] == 409
     status, body = in_one(broker, name, "q.a", 9, 9, [b"c"])
@@ -381,10 +381,26 @@ def test_last_batches_are_listed_by_the_names_of_their_producers(
     broker: BrokerProcess, client: NatslogClient, name: str
 ) -> None:
     client.create_stream(name, name)
-    for producer, batch in (("q.a", 7), ("q.b", 1), ("r", 5), ("q.a", 8)):
-        in_one(broker, name, producer, batch, batch - 1, [b"x"])
+    for producer, batch, after in (("q.a", 7, 0), ("q.b", 1, 0), ("r", 5, 0), ("q.a", 8, 7)):
+        assert in_one(broker, name, producer, batch, after, [b"x"])[0] == 200
+    assert in_one(broker, name, "unknown", 9, 8, [b"x"])[0] == 409, "what the stream has lost is not passed over"
     assert last_batches(broker, name, "q.") == {"q.a": 8, "q.b": 1}
     assert last_batches(broker, name, "nobody") == {}
+
+
+def test_rows_of_one_request_that_are_many_when_stored_are_refused(
+    broker: BrokerProcess, client: NatslogClient
+) -> None:
+    """Some bytes of a request would be a long subject for each of a million rows."""
+    subject = "long." + "x" * 200
+    client.create_stream("long", subject)
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b""] * 1_000_000, pa.binary())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    url = f"{broker.url}/v1/streams/long/appends/q/1/rows?after=0"
+    answer = urllib3.request("POST", url, body=sink.getvalue().to_pybytes())
+    assert (answer.status, answer.json()["error"]["code"]) == (413, "payload_too_large")
 
 
 def test_same_rows_of_one_request_from_many_at_once_are_appended_once(

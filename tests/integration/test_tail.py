@@ -12,6 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pyarrow as pa
 import pytest
+import urllib3
 
 from natslog.arrow.ipc import END_OF_STREAM, decode_batch
 from natslog.arrow.projection import ProjectedHeader, proven_at, schema_of
@@ -178,3 +179,18 @@ def test_offsets_that_are_not_in_the_log_are_refused(
     for start in (0, 3):
         with pytest.raises(AssertionError, match="offset_out_of_range"), tail_of(broker, stream, start):
             pass
+
+
+def test_positions_beyond_the_end_of_the_stream_are_refused(
+    broker: BrokerProcess, client: NatslogClient, nats_url: str, name: str
+) -> None:
+    """New messages at these offsets would be left out."""
+    client.create_stream(name, name)
+    publish_acked(nats_url, name, [b"a", b"b"])
+    url = f"{broker.url}/v1/streams/{name}/tail?start=0&passed=subject:"
+    answer = urllib3.request("GET", f"{url}3", preload_content=False)
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "no_leader")
+    assert "passed up to offset 3, but it ends at 2" in answer.json()["error"]["message"]
+    answer = urllib3.request("GET", f"{url}2", preload_content=False)
+    assert answer.status == 200
+    answer.release_conn()

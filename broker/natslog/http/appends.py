@@ -22,7 +22,7 @@ from natslog.http.shapes import writing as shapes
 from natslog.http.shapes.common import Answer, shape_response
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import Appended
-from natslog.node.replicas.direct_append import Commit, append_following, commit
+from natslog.node.replicas.direct_append import Commit, append_following, commit, wait_until_committed
 from natslog.node.replicas.stream import HostedStream
 from natslog.node.stream_operations import require_not_internal
 from natslog.node.threads import in_thread
@@ -31,6 +31,8 @@ from natslog.subjects import cover, has_wildcard
 
 MOST_ROWS_BYTES = 16 * 1024 * 1024
 """Of rows that are appended in one request; more rows are staged as parts."""
+MOST_STORED_BYTES = 64 * 1024 * 1024
+"""Of these rows, as a log stores them."""
 
 
 def _key(of: shapes.BatchPath, stream: HostedStream) -> BatchKey:
@@ -74,16 +76,18 @@ async def append_rows(call: Call[shapes.RowsPath, None]) -> Answer[Appended]:
     """Append rows in one request, as the batch that follows another one, exactly once
 
     The body is an uncompressed Arrow IPC stream with the columns of a part. The batch is appended if `after` is the
-    last batch of its producer, or if the producer has none. A repetition is answered with what is stored; any other
+    last batch of its producer, or 0 and the producer has none. A repetition is answered with what is stored; any other
     batch is a conflict.
     """
     request, of = call.request, call.parameters
     stream = await leading(request)
     key, rules = _key(of, stream), _rules(request, stream, of.subject)
-    data = await read_body(request, MOST_ROWS_BYTES)
-    make = partial(PartInMemory.of, data, rules, f"batch {of.batch} of {of.producer}")
-    rows = make() if len(data) <= QUICK_BYTES else await in_thread(broker_of(request).readers, make)
-    return shape_response(await append_following(stream, key, of.after, rows))
+    data, broker = await read_body(request, MOST_ROWS_BYTES), broker_of(request)
+    max_bytes = min(MOST_STORED_BYTES, broker.staging.max_bytes)
+    make = partial(PartInMemory.of, data, rules, f"batch {of.batch} of {of.producer}", max_bytes)
+    rows = make() if len(data) <= QUICK_BYTES else await in_thread(broker.readers, make)
+    with broker.staging.in_memory(len(data) + rows.size_bytes):
+        return shape_response(await append_following(stream, key, of.after, rows))
 
 
 async def commit_batch(call: Call[shapes.BatchPath, shapes.Commit]) -> Answer[Appended]:
@@ -113,6 +117,8 @@ async def abort(call: Call[shapes.BatchPath, None]) -> web.Response:
 async def last_batches(call: Call[shapes.ProducersQuery, None]) -> Answer[shapes.LastBatches]:
     """The last committed batches of producers"""
     stream, broker = await leading(call.request), broker_of(call.request)
+    if stream.leading is not None:  # what is stored here may be about to be committed
+        await wait_until_committed(stream, stream.leading, stream.usable_log().log_end_offset)
     find = partial(stream.usable_log().last_runs, call.parameters.prefix)
     runs = await asyncio.get_running_loop().run_in_executor(broker.readers, find)
     return shape_response(shapes.LastBatches({run.producer: run.batch for run in runs}))

@@ -24,6 +24,7 @@ from aiohttp import web
 from natslog.arrow.ipc import Bytes
 from natslog.arrow.projection import encode_rows
 from natslog.arrow.schema import COLUMNS, MESSAGE_SCHEMA
+from natslog.errors import NoLeader
 from natslog.http.access import LIMITS, limits_of, polling, require_still, rights_of
 from natslog.http.answer_parts import ARROW_STREAM, Question, columns_in_memory, rows_in_memory, stored_rows
 from natslog.http.context import broker_of, check_still_leading, epoch_headers, leading
@@ -102,6 +103,13 @@ class _Tail:
         stream, start = self._stream, self._at
         question = self.question = self.question.beyond(start)
         end = stream.usable_log().high_watermark
+        passed = max((max(one.ends) for one in question.passed), default=0)
+        if passed > end:
+            raise NoLeader(
+                f"rows of stream {stream.name!r} were passed up to offset {passed}, but it ends at {end}: it has lost "
+                "its newest messages, or the reader was given wrong positions",
+                stream=stream.name,
+            )
         if start == end:
             return encode_rows(_NOTHING.select(question.columns), start, end)
         if (columns := columns_in_memory(stream, question, start, end)) is not None:

@@ -190,7 +190,7 @@ def _rows(data: bytes, subject: str, traceparent: str | None, max_message_bytes:
         raise InvalidRequest(
             f"{claimed} rows with a subject of {subject_bytes} bytes are too many for one envelope: send several"
         )
-    batches = rows_of_bytes(data, RowRules((subject,), subject), "the envelope")
+    batches = list(rows_of_bytes(data, RowRules((subject,), subject), "the envelope"))
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     if ids_of_headers(rows.column("headers")) is not None:
         raise InvalidRequest("rows of an envelope have no message ids of their own: send such rows as messages")

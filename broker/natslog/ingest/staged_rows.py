@@ -96,10 +96,10 @@ def read_rows(
             raise OSError(errno.EIO, f"{what} differs from what was written to {path} (CRC32C mismatch)")
 
 
-def rows_of_bytes(data: bytes, rules: RowRules, what: str) -> list[pa.RecordBatch]:
+def rows_of_bytes(data: bytes, rules: RowRules, what: str) -> Iterator[pa.RecordBatch]:
     """The rows of an uncompressed Arrow IPC stream in memory, as `read_rows`. Raises InvalidRequest."""
     with _CheckedBytes(data, what) as source:
-        return list(_rows_of(source, rules, what))
+        yield from _rows_of(source, rules, what)
 
 
 def _rows_of(

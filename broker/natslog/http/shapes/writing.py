@@ -151,7 +151,7 @@ class BatchPath(ProducerPath, frozen=True):
 class RowsPath(BatchPath, frozen=True):
     """A batch that follows another one of its producer."""
 
-    after: Annotated[Offset, Meta(description="the batch before it; any number for the first batch of a producer")]
+    after: Annotated[Offset, Meta(description="the batch before it; 0 for the first batch of a producer")]
     subject: Annotated[Subject | None, Meta(description="subject of the rows if they have no column subject")] = None
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class Commit:
         on_conflict: `fail`: it is answered with `BatchConflict`; `append`: the batch is appended all the same, and the
             producer continues behind it; `skip`: where it is the producer's last batch with other rows, it is left out.
         allowed: wildcards of the subjects on which the identity that commits may publish now; None: all.
-        after: the batch that has to be the producer's last one, if it has any; None: any lower one.
+        after: the batch that has to be the producer's last one, 0 where it has none; None: any lower one.
     """
 
     key: BatchKey
@@ -231,6 +231,8 @@ class _Work:
     def _outcome(self) -> _Outcome:
         try:
             last = self.ingest.log.last_run(self.requested.key[1])
+            if self.requested.after is not None and not self._follows(last):
+                return self._not_following(last)
             if last is not None and self._is_stored(last):
                 return last, False
             if isinstance(self.parts, PartsMissing):
@@ -251,10 +253,29 @@ class _Work:
         except OSError as error:
             return StorageFailed(f"stream {self.stream.name!r}: {error}")
 
+    def _follows(self, last: RunMark | None) -> bool:
+        """Whether it is the batch behind the one that it names, or is stored already."""
+        requested, batch = self.requested, self.requested.key[2]
+        if last is None:
+            return requested.after == 0
+        return last.batch == requested.after or (last.batch == batch and requested.repeats(last))
+
+    def _not_following(self, last: RunMark | None) -> BatchConflict:
+        _, producer, batch = self.requested.key
+        return BatchConflict(
+            f"stream {self.stream.name!r}: batch {batch} of {producer} follows batch {self.requested.after}, but its "
+            f"last batch is {'not known' if last is None else last.batch}: another writer has appended as this "
+            "producer, or the stream has lost it. Nothing was appended. Request the last batch, and leave out what it "
+            "contains (start the query again)",
+            producer=producer,
+            batch=batch,
+            last_batch=None if last is None else last.batch,
+        )
+
     def _is_stored(self, last: RunMark) -> bool:
         """Whether the batch is the last one of its producer, and is not to be appended. Raises BatchConflict."""
         requested, batch = self.requested, self.requested.key[2]
-        if batch > last.batch and requested.after in (None, last.batch):
+        if batch > last.batch:
             return False
         is_last = batch == last.batch
         if is_last and requested.repeats(last):
@@ -280,15 +301,6 @@ class _Work:
     def _conflict(self, last: RunMark) -> BatchConflict:
         _, producer, batch = self.requested.key
         stored = last.end - last.start
-        if batch > last.batch:
-            return BatchConflict(
-                f"stream {self.stream.name!r}: batch {batch} of {producer} follows batch {self.requested.after}, but "
-                f"the last one is {last.batch}: another writer has appended as this producer. Request the last batch, "
-                "and leave out what it contains",
-                producer=producer,
-                batch=batch,
-                last_batch=last.batch,
-            )
         if batch == last.batch:
             problem = (
                 f"batch {batch} of {producer} is stored with {stored} rows, but now has other rows "

@@ -23,6 +23,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -65,6 +66,7 @@ _CHUNK_BYTES = 1024 * 1024  # at most, as they arrive
 _FORGET_AFTER_S = 3600.0
 _SILENT_S = 30.0
 _PIECE_BYTES = 2 * 1024 * 1024  # of what other brokers copy
+_MEMORY_BYTES = 128 * 1024 * 1024  # of rows that are committed by the request that brought them, as stored
 _ATTEMPTS = 2  # of everything in a batch: the limit of staged data, as a multiple of the limit of one run
 
 BatchKey: TypeAlias = tuple[StreamId, str, int]
@@ -109,9 +111,14 @@ class PartInMemory:
         yield from self.content
 
     @classmethod
-    def of(cls, data: bytes, rules: RowRules, what: str) -> PartInMemory:
-        """Of an uncompressed Arrow IPC stream. Raises InvalidRequest, MessageTooLarge, Forbidden."""
-        batches = rows_of_bytes(data, rules, what)
+    def of(cls, data: bytes, rules: RowRules, what: str, max_bytes: int) -> PartInMemory:
+        """Of an uncompressed Arrow IPC stream. Raises as `rows_of_bytes`; PayloadTooLarge: its rows are too many."""
+        batches, size_bytes = list[pa.RecordBatch](), 0
+        for batch in rows_of_bytes(data, rules, what):
+            size_bytes += batch.nbytes + BYTES_PER_ROW * batch.num_rows
+            if size_bytes > max_bytes:
+                raise too_large(size_bytes, max_bytes)
+            batches.append(batch)
         rows, size_bytes, content = _sums_of(batches)
         return cls(PartReceipt("rows", 0, rows, f"{crc32c(data):08x}", content), size_bytes, batches)
 
@@ -202,6 +209,7 @@ class Staging:
         self._min_free_bytes = min_free_bytes
         self._batches: dict[BatchKey, _StagedBatch] = {}
         self._uploads: list[_Upload] = []
+        self._memory_bytes = 0
         self._threads = Threads(_THREADS, "stage")
         try:
             folder.mkdir(exist_ok=True)
@@ -239,6 +247,17 @@ class Staging:
                 extra=event("staging.restored", path=self._folder, count=len(self._batches)),
             )
         return last + 1
+
+    @contextmanager
+    def in_memory(self, size_bytes: int) -> Iterator[None]:
+        """While rows of a request are in memory. Raises Overloaded: those of others take all of the room."""
+        if self._memory_bytes and self._memory_bytes + size_bytes > _MEMORY_BYTES:
+            raise Overloaded("rows of other requests wait for the disk or for replicas: try again in a moment")
+        self._memory_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._memory_bytes -= size_bytes
 
     @property
     def staged_bytes(self) -> int:

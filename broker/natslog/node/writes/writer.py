@@ -161,10 +161,22 @@ class StreamWriter:
             if is_quick:
                 self._has_turn = True
             else:
-                self._errands.append(carried(errand))
+                work = carried(errand)
+                self._errands.append(partial(self._timed_in_thread, work) if is_small else work)
                 self._ensure_turn()
         if is_quick:
-            self._turn(first=errand)
+            self._turn(first=partial(self._timed, errand))
+
+    def _timed_in_thread(self, errand: Callable[[], None]) -> None:
+        started_s = time.monotonic()
+        errand()
+        self._pace.took_in_thread(time.monotonic() - started_s)
+
+    def _timed(self, errand: Callable[[], None]) -> None:
+        """In the event loop: appends that take long are made in threads again."""
+        started_s = time.monotonic()
+        errand()
+        self._pace.took(time.monotonic() - started_s)
 
     def start(self, on_bug: Callable[[str, BaseException], None]) -> None:
         """`on_bug` is called, in the event loop, with the error that stopped the writer."""

@@ -22,6 +22,8 @@ import org.apache.spark.unsafe.types.UTF8String;
 
 /** Rows that are appended by one request, as the Arrow IPC stream that brokers take. Used by one thread at a time. */
 final class ArrowRows implements AutoCloseable {
+  private static final int VALUE_BYTES = 5; // an offset, and a bit that states whether it is null
+
   private final BufferAllocator memory = ArrowUtils.rootAllocator().newChildAllocator("natslog-sink", 0, Long.MAX_VALUE);
   private final VarBinaryVector value = new VarBinaryVector("value", memory);
   private final VarBinaryVector key = new VarBinaryVector("key", memory);
@@ -52,6 +54,7 @@ final class ArrowRows implements AutoCloseable {
     return rows;
   }
 
+  /** About as many as `taken` returns. */
   long bytes() {
     return bytes;
   }
@@ -74,6 +77,7 @@ final class ArrowRows implements AutoCloseable {
       headers.setNull(rows);
     }
     rows++;
+    bytes += VALUE_BYTES; // of the list of headers
   }
 
   private void put(BaseVariableWidthVector column, UTF8String text) {
@@ -83,11 +87,12 @@ final class ArrowRows implements AutoCloseable {
   private void set(BaseVariableWidthVector column, int at, UTF8String text) {
     if (text == null) {
       column.setNull(at);
+      bytes += VALUE_BYTES;
       return;
     }
     byte[] content = text.getBytes();
     column.setSafe(at, content);
-    bytes += content.length;
+    bytes += content.length + VALUE_BYTES;
   }
 
   /** The rows, which are not kept. */

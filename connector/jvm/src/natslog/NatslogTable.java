@@ -222,6 +222,7 @@ final class NatslogTable implements SupportsRead, SupportsWrite {
     @Override
     public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
       stream = StreamRead.of(new Settings(options, true), columns());
+      stream.source = checkpointLocation.replaceFirst(".*/", "");
       return stream;
     }
 

@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 
 /**
@@ -49,9 +50,9 @@ record Position(String id, long offset, Long start, List<Share> tasks, long epoc
     return passed.stream().filter(one -> one.most() > upto).toList();
   }
 
-  /** The same as requests have it; null: nothing. */
-  String passedBeyond(long upto) {
-    String text = passedSets(upto).stream()
+  /** The same as requests have it, with further sets; null: nothing. */
+  String passedBeyond(long upto, List<Passed> more) {
+    String text = Stream.concat(passed.stream(), more.stream()).filter(one -> one.most() > upto)
         .map(one -> one.by + ":" + String.join(",", one.ends.stream().map(String::valueOf).toList()))
         .collect(Collectors.joining(";"));
     return text.isEmpty() ? null : text;

@@ -21,7 +21,7 @@ record Range(
 
   /** Behind this position: without what was passed in front of it. */
   Range behind(Position at) {
-    return new Range(stream, id, start, end, urls, bytes, epoch, isOpen, at.passedBeyond(start));
+    return new Range(stream, id, start, end, urls, bytes, epoch, isOpen, at.passedBeyond(start, List.of()));
   }
 
   long rows() {

@@ -1,6 +1,7 @@
 package natslog;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -8,9 +9,9 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Supplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
-import java.util.stream.Collectors;
 import org.apache.spark.TaskContext;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.write.DataWriter;
@@ -33,8 +34,11 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
   private record Done() implements WriterCommitMessage {}
 
   private static final Pattern LANE = Pattern.compile("(subject|key)-([1-9][0-9]{0,2})-([0-9]{1,3})");
-  private static final long MOST_BYTES = 8L * 1024 * 1024; // that wait while a request is under way
+  private static final int MOST_SHARES = 256;
+  private static final long WAITING_BYTES = 4L * 1024 * 1024; // while a request is under way
+  private static final long MOST_BYTES = 15L * 1024 * 1024; // of a request; brokers accept 16 MiB
   private static final double PATIENCE_S = 120; // with a target that has no leader
+  private static final double RETRY_S = 0.25;
 
   private final SinkSettings settings;
   private final SinkColumns columns;
@@ -44,18 +48,20 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
   private final UTF8String constant;
   private final OutgoingRow row = new OutgoingRow();
   private final SourceProgress progress;
+  private UTF8String stream; // the one that the task reads; null: none yet
 
   private final ReentrantLock lock = new ReentrantLock();
   private final Condition hasChanged = lock.newCondition();
   private final ArrowRows rows; // all of the following under the lock, too
   private String producer;
+  private List<String> leaders = List.of(); // of the target: the URLs to ask first
   private long last; // batch of the producer
   private int complete; // rows of source rows that are complete
   private long through; // the source offset before which everything is complete
   private byte[] leaving; // rows that are sent, or are to be sent next; null: none
   private long leavingThrough;
   private RuntimeException failure;
-  private boolean isClosed;
+  private volatile boolean isClosed;
 
   RangeWriter(SinkSettings settings, SinkColumns columns) {
     this.settings = settings;
@@ -75,30 +81,38 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
   // ---- the task ----
 
   @Override
-  public String begin(TailReader.Task task, String by) {
-    String prefix = "rt." + query + "." + task.from().id() + ".";
+  public List<Position.Passed> begin(TailReader.Task task, String by) {
+    stream = UTF8String.fromString(task.stream());
+    String source = task.source().matches("[A-Za-z0-9_-]{1,32}") ? task.source()
+        : "x" + Integer.toHexString(task.source().hashCode());
+    String prefix = "rt." + query + "." + source + "." + task.from().id() + ".";
     producer = prefix + by + "-" + task.shares() + "-" + task.share();
-    JsonNode found = broker.get(path, Map.of("prefix", prefix)).path("batches");
+    JsonNode found = patiently(() -> broker.get(path, Map.of("prefix", prefix))).path("batches");
     last = found.path(producer).asLong(0);
-    Map<String, long[]> sets = new TreeMap<>();
+    leaders = new ArrayList<>();
+    patiently(() -> broker.get(path + "/" + producer, Map.of())).path("urls").forEach(url -> leaders.add(url.asText()));
+    Map<String, Long[]> sets = new TreeMap<>();
     found.fields().forEachRemaining(one -> {
       Matcher lane = LANE.matcher(one.getKey().substring(prefix.length()));
       int share = lane.matches() ? Integer.parseInt(lane.group(3)) : 0;
-      if (lane.matches() && share < Integer.parseInt(lane.group(2))) {
-        sets.computeIfAbsent(lane.group(1) + lane.group(2), unused -> new long[Integer.parseInt(lane.group(2))])[share] =
-            one.getValue().asLong();
+      int shares = lane.matches() ? Integer.parseInt(lane.group(2)) : 0;
+      if (share < shares && shares <= MOST_SHARES) {
+        sets.computeIfAbsent(lane.group(1) + "-" + shares, unused -> filled(shares))[share] = one.getValue().asLong();
       }
     });
-    String text = sets.entrySet().stream()
-        .map(one -> one.getKey().replaceAll("[0-9]", "") + ":"
-            + Arrays.stream(one.getValue()).mapToObj(String::valueOf).collect(Collectors.joining(",")))
-        .collect(Collectors.joining(";"));
-    return text.isEmpty() ? null : text;
+    return sets.entrySet().stream()
+        .map(one -> new Position.Passed(one.getKey().replaceFirst("-.*", ""), List.of(one.getValue()))).toList();
+  }
+
+  private static Long[] filled(int count) {
+    Long[] found = new Long[count];
+    Arrays.fill(found, 0L);
+    return found;
   }
 
   @Override
   public void write(InternalRow from) {
-    if (!progress.isOf(columns.source(from), columns.sourceOffset(from))) {
+    if (!columns.isOf(from, stream) || !progress.isAt(columns.sourceOffset(from))) {
       throw NatslogException.config(
           "exactlyOnce=true is for queries in real time (trigger realTime) in which each row is read, changed or filtered, "
               + "and written by the same task, with its columns stream and offset: without Python functions, "
@@ -108,11 +122,17 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
     columns.read(from, constant, row);
     lock.lock();
     try {
-      while (rows.bytes() > MOST_BYTES && leaving != null && failure == null) {
+      while (rows.bytes() > WAITING_BYTES && leaving != null && failure == null) {
         await();
       }
       raiseIfFailed();
       rows.add(row);
+      if (rows.bytes() > MOST_BYTES) {
+        throw NatslogException.config(
+            "what follows from one row of the source (offset " + columns.sourceOffset(from) + ") has more than "
+                + (MOST_BYTES - WAITING_BYTES) + " bytes; exactlyOnce appends it as a whole: divide it in another way, or "
+                + "write at least once with path=nats");
+      }
     } finally {
       lock.unlock();
     }
@@ -122,6 +142,7 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
   public void passed(long before) {
     lock.lock();
     try {
+      raiseIfFailed();
       complete = rows.rows();
       through = before;
       leave();
@@ -209,10 +230,8 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
         }
         hasChanged.signalAll();
       }
-    } catch (InterruptedException error) {
-      throw new IllegalStateException("this thread is never interrupted", error);
-    } catch (RuntimeException error) {
-      failure = error;
+    } catch (Throwable error) { // whatever it is: the task must not wait for ever
+      failure = error instanceof RuntimeException known ? known : new IllegalStateException("the sender failed", error);
       hasChanged.signalAll();
     } finally {
       lock.unlock();
@@ -228,20 +247,31 @@ final class RangeWriter implements DataWriter<InternalRow>, SourceProgress.Sink 
     Broker.Content content = new Broker.Content("application/vnd.apache.arrow.stream", leaving);
     lock.unlock();
     try {
-      long untilNs = System.nanoTime() + (long) (1e9 * PATIENCE_S);
-      while (true) {
-        try {
-          broker.ask("POST", target, asked, content, List.of(), 0, answer -> null).close();
-          return;
-        } catch (NatslogException error) {
-          boolean isRetriable = error.retriable || error.is("parts_missing");
-          if (!isRetriable || System.nanoTime() > untilNs) {
-            throw error.is("not_found") ? tooOld(error) : error;
-          }
+      patiently(() -> {
+        String said = broker.ask("POST", target, asked, content, leaders, 0, answer -> null).text();
+        JsonNode appended = Json.parse(said);
+        if (appended == null || !appended.path("end").isIntegralNumber()) {
+          throw NatslogException.corruptAnswer("the answer to an append does not state offsets: check the URL");
         }
-      }
+        return appended;
+      });
     } finally {
       lock.lock();
+    }
+  }
+
+  /** Repeats a request for as long as the target may be without a leader, unless the task has ended. */
+  private JsonNode patiently(Supplier<JsonNode> request) {
+    long untilNs = System.nanoTime() + (long) (1e9 * PATIENCE_S);
+    while (true) {
+      try {
+        return request.get();
+      } catch (NatslogException error) {
+        if (!error.retriable || isClosed || System.nanoTime() > untilNs) {
+          throw error.is("not_found") ? tooOld(error) : error;
+        }
+        Broker.pause(RETRY_S);
+      }
     }
   }
 

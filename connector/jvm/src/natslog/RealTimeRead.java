@@ -52,7 +52,8 @@ final class RealTimeRead extends StreamRead implements SupportsRealTimeMode {
     List<InputPartition> tasks = new ArrayList<>();
     planned.begins().forEach((name, at) -> {
       for (int share = 0; isSelected(name) && share < settings.realTimeReaders; share++) {
-        tasks.add(new TailReader.Task(name, at, isOpen(at.id(), at.offset()), share, settings.realTimeReaders));
+        tasks.add(new TailReader.Task(
+            source, name, at, isOpen(at.id(), at.offset()), share, settings.realTimeReaders));
       }
     });
     checkSlots(tasks.size());

@@ -123,9 +123,9 @@ final class SinkColumns implements Serializable {
     return subject >= 0;
   }
 
-  /** With `exactlyOnce`: the stream of the row of the source; null where the query has removed it. */
-  String source(InternalRow from) {
-    return from.isNullAt(source) ? null : from.getUTF8String(source).toString();
+  /** With `exactlyOnce`: whether the row of the source is of this stream. */
+  boolean isOf(InternalRow from, UTF8String stream) {
+    return !from.isNullAt(source) && from.getUTF8String(source).equals(stream);
   }
 
   /** The offset of that row. */

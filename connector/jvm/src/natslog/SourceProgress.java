@@ -1,5 +1,6 @@
 package natslog;
 
+import java.util.List;
 import org.apache.spark.TaskContext;
 
 /**
@@ -16,9 +17,9 @@ final class SourceProgress {
     /**
      * Called before the first row is read.
      *
-     * @return what the target has, so that these rows need not be read again, as requests have it; null: nothing
+     * @return of which rows the target has the output, so that they need not be read again
      */
-    String begin(TailReader.Task task, String by);
+    List<Position.Passed> begin(TailReader.Task task, String by);
 
     /** The sink has everything that follows from the rows of the stream before this offset. */
     void passed(long offset);
@@ -47,22 +48,28 @@ final class SourceProgress {
   }
 
   void write(Sink to) {
+    if (task != null) {
+      throw NatslogException.config(
+          "exactlyOnce=true: stream '" + task.stream() + "' was read before its rows could be written: something in the "
+              + "plan reads ahead (mapPartitions); remove it");
+    }
     sink = to;
   }
 
   // ---- the reader ----
 
   /** As `Sink.begin`. */
-  String begin(TailReader.Task read, String by) {
+  List<Position.Passed> begin(TailReader.Task read, String by) {
     if (task != null) {
       throw NatslogException.config(
           "a task in real time reads stream '" + read.stream() + "' after stream '" + task.stream() + "': read each "
               + "stream in a task of its own (do not use coalesce)");
     }
     task = read;
-    return sink == null ? null : sink.begin(read, by);
+    return sink == null ? List.of() : sink.begin(read, by);
   }
 
+  /** Called for each row, and at least once a second. */
   void passed(long before) {
     offset = -1;
     if (sink != null) {
@@ -83,8 +90,8 @@ final class SourceProgress {
     }
   }
 
-  /** Whether a row of the sink follows from the row that was read last. */
-  boolean isOf(String stream, long at) {
-    return task != null && at == offset && task.stream().equals(stream);
+  /** Whether the row that was read last has this offset. */
+  boolean isAt(long at) {
+    return at == offset && at >= 0;
   }
 }

@@ -59,6 +59,7 @@ class StreamRead implements MicroBatchStream, SupportsTriggerAvailableNow, Repor
   Map<String, Position> end = Map.of();
   private Map<String, Lag.Behind> reported = Map.of();
   Planned planned;
+  String source = ""; // its name among those of the query: of its folder in the checkpoint
   boolean isRealTime; // batches end by their time, and rows are handed on as they come
   private Offset initial;
   private String idleAt;

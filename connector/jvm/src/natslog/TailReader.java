@@ -6,9 +6,6 @@ import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
-import java.util.Objects;
-import java.util.stream.Collectors;
-import java.util.stream.Stream;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
@@ -30,10 +27,10 @@ import org.slf4j.LoggerFactory;
  */
 final class TailReader implements SupportsRealTimeRead<InternalRow> {
   /**
-   * A stream, and the position from which it is read. `isOpen`: as of a range. `share`: the number of the reader, where
-   * `shares` readers divide the rows among them.
+   * A stream, and the position from which it is read. `source`: which one of the query reads it. `isOpen`: as of a range.
+   * `share`: the number of the reader, where `shares` readers divide the rows among them.
    */
-  record Task(String stream, Position from, boolean isOpen, int share, int shares) implements InputPartition {}
+  record Task(String source, String stream, Position from, boolean isOpen, int share, int shares) implements InputPartition {}
 
   /** Where a task is at the end of its batch. `epoch`: of the leader that sent the last rows; 0: of none. */
   record Reached(String stream, int share, long offset, long epoch) implements PartitionOffset {}
@@ -61,7 +58,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
   private final Broker broker;
   private final TaskMemory memory = TaskMemory.ofThisTask();
   private SourceProgress progress;
-  private String passed; // rows that are not sent again: requests have it
+  private String passed; // rows that are not sent again, as requests have it; null: none
   private Broker.Answer answer;
   private Message message;
   private ColumnarBatch batch;
@@ -111,10 +108,10 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
     if (progress == null) {
       begin();
     }
-    boolean isAtEnd = batch == null || row == batch.numRows();
-    progress.passed(isAtEnd ? behind : at);
+    progress.passed(at);
     while (batch == null || row == batch.numRows()) {
       at = behind;
+      progress.passed(at);
       if (!hasRead(untilNs)) {
         return RecordStatus.newStatusWithoutArrivalTime(false);
       }
@@ -126,8 +123,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
 
   private void begin() {
     progress = SourceProgress.ofThisTask();
-    String stored = progress.begin(task, settings.realTimeReadersBy);
-    passed = Stream.of(task.from().passedBeyond(at), stored).filter(Objects::nonNull).collect(Collectors.joining(";"));
+    passed = task.from().passedBeyond(at, progress.begin(task, settings.realTimeReadersBy));
   }
 
   @Override
@@ -183,7 +179,7 @@ final class TailReader implements SupportsRealTimeRead<InternalRow> {
     query.put("start", at);
     query.put("columns", String.join(",", asked));
     query.put("subject", settings.subjectFilter);
-    query.put("passed", passed.isEmpty() ? null : passed);
+    query.put("passed", passed);
     if (task.shares() > 1) {
       query.put("share", settings.realTimeReadersBy + ":" + task.share() + "/" + task.shares());
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
+from natslog.arrow.row_buffers import PAYLOAD_SCHEMA, RowBuffers
 from natslog.errors import NatslogError, StorageFull, StreamSealed
 from natslog.ingest.ack_rules import AckRules
 from natslog.log import StreamLog
@@ -296,3 +299,36 @@ def test_what_an_errand_has_appended_is_told_of_first(
         assert told == expected[where]
 
     assert not run(log, work)
+
+
+def test_runs_that_take_long_are_not_made_in_the_event_loop_any_more(
+    log: StreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They tell the pace of the disk how long they took, as commits of messages do."""
+    pace, in_loop = DiskPace(), list[bool]()
+    empty = {"subject": ["orders.new"], "value": [b"v"], "key": [None], "headers": [None]}
+    rows = RowBuffers.of(
+        pa.RecordBatch.from_pydict({name: empty[name] for name in PAYLOAD_SCHEMA.names}, PAYLOAD_SCHEMA)
+    )
+
+    async def work(ingest: StreamIngest, answers: Answers) -> None:
+        receive(ingest, b"x")
+        await ingest.drained()
+        synced = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda fd: (time.sleep(0.05), synced(fd)))
+        for number in range(1, 30):
+            done = asyncio.Event()
+            loop, main = asyncio.get_running_loop(), threading.get_ident()
+
+            def errand(number: int = number, done: asyncio.Event = done) -> None:
+                log.append_run("p", number, [rows], rows=1, size_bytes=100, now_us=1)
+                in_loop.append(threading.get_ident() == main)  # noqa: B023
+                loop.call_soon_threadsafe(done.set)  # noqa: B023
+
+            ingest.hand_to_writer(errand, rows=1, size_bytes=100)
+            await done.wait()
+            await asyncio.sleep(0.001)
+
+    assert not run(log, work, pace=pace)
+    assert in_loop.count(True) < 15, in_loop
+    assert not any(in_loop[-5:])
