@@ -276,6 +276,7 @@ EVERY_SETTING: dict[str, Any] = {
     "deny_delete": True,
     "deny_purge": True,
     "allow_rollup": False,  # excludes deny_purge
+    "standby": False,  # excludes a group
     "placement_tags": [],  # the broker has none
     "prevent_delete": True,
     "managed_by": "every",
