@@ -1,5 +1,6 @@
 """How brokers of the simulation notice that the process of another one has ended: its kernel closes the connections,
-and refuses new ones. Who is cut off notices nothing, and now and then one broker is wrong.
+and refuses new ones. Who is cut off notices nothing, and now and then one broker is wrong. In a healthy cluster only
+one is, for as long as its report counts: two of them are a majority of three.
 
 Chance is that of a generator of its own, so that seeds without this are as they were.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from natslog.cluster.controller import REPORT_HOLDS_MS
 from natslog.model import BrokerId
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class Ends:
             by, ended = self.chance.sample(self.cluster.numbers, 2)
             self.take_as_ended(by, ended)
             self.world.after(MISTAKEN_FOR_MS * self.chance.random(), lambda: self.correct(by, ended))
-            self.world.after(self.chance.expovariate(1 / MISTAKEN_EVERY_MS), self.mistake)
+            alone_ms = MISTAKEN_FOR_MS + REPORT_HOLDS_MS if self.cluster.is_healthy else 0.0
+            self.world.after(alone_ms + self.chance.expovariate(1 / MISTAKEN_EVERY_MS), self.mistake)
 
     def correct(self, by: BrokerId, ended: BrokerId) -> None:
         if self.cluster.brokers[ended].is_up:

@@ -25,7 +25,7 @@ from natslog.errors import NotEnoughBrokers
 from natslog.model import BrokerId, Epoch, StreamId, StreamRecord, companion_id
 
 _FIRST_REPORTS_MS = 3000.0
-_REPORT_HOLDS_MS = 6000.0
+REPORT_HOLDS_MS = 6000.0
 _POSITIONS_WAIT_MS = 1500.0
 _STABLE_MS = 5000.0
 _TRANSFERS_AT_ONCE = 50
@@ -174,7 +174,7 @@ class Controller:
         if epoch != record.leader_epoch or not reports:
             return False
         holding = set(record.candidates)
-        missing = {broker for broker, at_ms in reports.items() if now_ms - at_ms < _REPORT_HOLDS_MS}
+        missing = {broker for broker, at_ms in reports.items() if now_ms - at_ms < REPORT_HOLDS_MS}
         is_missed_by_holders = 2 * len(holding & missing.union(absent)) > len(holding)
         return is_missed_by_holders or 2 * len(missing.intersection(record.replicas)) > len(record.replicas)
 
