@@ -5,7 +5,7 @@ kept until the log shows that it is stored, and stored by the next leader where 
 messages for a moment (it has no session, or hands its leadership over) stands by for itself.
 
 A request is never kept for that: its publisher repeats it, provided that it learns that there is no leader. The NATS
-server says so where nobody subscribes; where followers do, one of them says it instead.
+server says so where there is no subscriber; where followers do, one of them says it instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The tail of a stream over one connection: messages from an offset on, and what follows, as it is committed.
 
 Theory of operation. The response has no end. Whenever the high watermark has moved, Arrow messages are sent with the
-rows of all offsets up to it; the header of each states its offsets, so that the reader knows how far it has got also
+rows of all offsets up to it; the header of each states its offsets, so that the reader can tell how far it has got also
 where rows were removed or left out. What was committed just now is in memory (`RecentCommits`), and sent by the event
 loop: a few commits as they are stored, with their CRCs, and others, or chosen rows, as one message. A reader that is
 behind gets one part after another from the files, at its own pace. Where nothing happens, a message without rows is
-sent every `HEARTBEAT_S`: a reader that receives none knows that the broker is gone, and a broker whose message cannot
+sent every `HEARTBEAT_S`: for a reader that receives none, the broker is gone, and a broker whose message cannot
 be sent notices the end of the reader.
 
 The response ends, with the mark of the end of an Arrow stream, when the broker stops or does not lead the stream any

@@ -128,7 +128,7 @@ def refused(
 
 
 def no_responders(replies: Texts) -> memoryview:
-    """What the NATS server answers where nobody subscribes, to each of these reply subjects."""
+    """What the NATS server answers where there is no subscriber, to each of these reply subjects."""
     frames = pc.binary_join_element_wise(b"HPUB ", replies.to_arrow(pa.binary()), _NO_RESPONDERS, b"")
     return memoryview(frames.buffers()[2])[: offsets_of(frames)[-1]]
 

@@ -118,7 +118,7 @@ final class NatsWriter implements DataWriter<InternalRow> {
 
   // ---- who acks ----
 
-  /** How rows on this subject are asked for acks: bits, 0: the server confirms them, or nobody. */
+  /** How rows on this subject are asked for acks: bits, 0: the server confirms them, or there are no acks. */
   private int waysOf(UTF8String subject) {
     if (broker == null) {
       return "stored".equals(settings.ack) ? Publisher.BY_REPLY : 0;

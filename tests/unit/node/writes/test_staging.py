@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from natslog.errors import DataDirError, InvalidRequest, StorageUnavailable
+from natslog.errors import DataDirError, InvalidRequest, Overloaded, StorageUnavailable
 from natslog.ingest.staged_rows import RowRules
 from natslog.model import BrokerId, StreamId
 from natslog.node.writes.staging import Staging, _StagedBatch
@@ -191,3 +191,15 @@ def test_parts_of_a_batch_are_kept_as_long_as_the_newest_one(tmp_path: Path) -> 
     staging.close()
     assert {key: sorted(batch.parts) for key, batch in staging._batches.items()} == {KEY: [("0", 0), ("1", 0)]}
     assert len(list((tmp_path / "staged").iterdir())) == 4
+
+
+def test_rows_of_requests_that_wait_are_bounded(tmp_path: Path) -> None:
+    """One that is alone is taken, whatever its size: its own limits hold for it."""
+    staging = Staging(tmp_path / "staged", BrokerId(1), max_bytes=1 << 20, min_free_bytes=0)
+    half = 64 * 1024 * 1024
+    with staging.in_memory(half), staging.in_memory(half):
+        with pytest.raises(Overloaded, match="rows of other requests wait"), staging.in_memory(1):
+            pass
+    with staging.in_memory(3 * half):
+        pass
+    staging.close()
